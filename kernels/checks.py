@@ -229,8 +229,7 @@ def check_apart(name: str, blocks: PlaneBlocks, others: Mapping[str, Tensor | No
     low, high = blocks.start, blocks.end()
     stores = []
     for out in written:
-        tensor = others[out]
-        if tensor is not None:
+        if (tensor := others[out]) is not None:
             end = tensor.data_ptr() + tensor.nbytes if tensor.is_contiguous() else tokens_of(tensor).end()
             stores.append((out, tensor.data_ptr(), end))
     for other, tensor in others.items():

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TypeVar
 
 from memstate import logs
@@ -123,9 +122,7 @@ class Changing:
         guard.call, guard.why = self._call, ""
         guard.entered += 1  # after `call`: a reader in another thread sees at least one of the two changes
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._guard.call = ""
         else:

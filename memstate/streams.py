@@ -23,8 +23,7 @@ def current_stream(device: torch.device) -> "torch.cuda.Stream":
     if handle_of is None:
         return torch.cuda.current_stream(device)
     key = device.index, handle_of(device.index)
-    stream = _STREAMS.get(key)
-    if stream is None:
+    if (stream := _STREAMS.get(key)) is None:
         stream = _STREAMS[key] = torch.cuda.current_stream(device)
     return stream
 

@@ -153,8 +153,7 @@ class Canary:
 
         Syncs: no.
         """
-        read = self._only_read(record)
-        if read is not None:
+        if (read := self._only_read(record)) is not None:
             for block, sums in zip(self._blocks, self._sums, strict=True):
                 for part, of in zip(read.split(_most(block)), sums[: len(read)].split(_most(block)), strict=True):
                     of.copy_(block.sums(part))

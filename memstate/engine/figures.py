@@ -108,8 +108,7 @@ class Capacity(Shown):
             lines.append(f"The border: {format_bytes(states)} for states, {format_bytes(kv)} for KV.")
         each = max(1, self.marks)
         talks = min(best.cached_states // each, best.cached_pages // max(1, best.per_row))
-        rates = [split.hit_rate for split in self.splits if split.hit_rate is not None]
-        if rates:
+        if rates := [split.hit_rate for split in self.splits if split.hit_rate is not None]:
             lines.append(
                 f"A replay of the trace with this split has a block hit rate of {max(rates):.3f}; the splits have "
                 f"{min(rates):.3f} to {max(rates):.3f}."

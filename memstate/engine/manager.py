@@ -442,8 +442,7 @@ class StateManager(NotCopied, Shown):
 
     def _require_tails(self, defer: int) -> None:
         """Refuses `drafts` and `defer` in a manager without `Forward(tail=)`, and a `defer` that is not valid."""
-        tail = self.forward.tail
-        if not tail:
+        if not (tail := self.forward.tail):
             raise InvalidArgument(
                 "drafts= and defer= need rows with tails: build the manager with forward=ms.Forward(tail=4)"
             )

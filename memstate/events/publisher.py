@@ -112,8 +112,7 @@ class Publisher:
         return sent
 
     def _send(self) -> int:
-        batch = self._feed.take()
-        if batch is None:
+        if (batch := self._feed.take()) is None:
             return 0
         payload = pack(batch)
         self._pub.send_multipart((self._topic, self._number.to_bytes(SEQUENCE, "big"), payload))

@@ -113,8 +113,7 @@ class Subscriber:
 
     def remove(self, worker: str) -> None:
         """Stops listening to a worker, and removes the worker from the index."""
-        source = self._sources.pop(worker, None)
-        if source is not None:
+        if (source := self._sources.pop(worker, None)) is not None:
             self._close(source)
         self.index.forget(worker)
 

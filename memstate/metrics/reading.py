@@ -120,8 +120,7 @@ class ExportedManager:
             return self._read()
 
     def _read(self) -> Reading | None:
-        mem = self._mem()
-        if mem is None:
+        if (mem := self._mem()) is None:
             return None
         guard = mem._parts.guard
         broken = bool(guard.call) and guard.interrupted

@@ -221,8 +221,7 @@ class Sessions:
             The states and pages from which the turn can start; `ZEROS` if no state serves the prompt.
         """
         most = min(self.shared(session, prompt) if shared is None else shared, prompt.tokens - 1)
-        serving = [snap for snap in session.kept if snap.length <= most]
-        if not serving:
+        if not (serving := [snap for snap in session.kept if snap.length <= most]):
             return ZEROS
         length, takes = serving[0].length, not self.stays(session, serving[0])
         pages = session.pages[: self._pages.count(length)]

@@ -175,8 +175,7 @@ class Tree:
         key, page, node = prompt.key, self.page, start or self.root(prompt.salt)
         had, at, last = node.end, node.end * page, len(key) if end is None else end * page
         while at < last:
-            child = node.children.get(key[at : at + page])
-            if child is None:
+            if (child := node.children.get(key[at : at + page])) is None:
                 return self._grow(node, key[at:last], pages[at // page : last // page]), had
             inside = len(child.key)
             if at + inside > last or not key.startswith(child.key, at):

@@ -159,8 +159,7 @@ class Marks:
 
     def next(self, row: int, length: int) -> int:
         """Returns the row's next wanted length above `length` that a chunk must end at; 0 for none."""
-        coming = self._coming.get(row)
-        if coming is None:
+        if (coming := self._coming.get(row)) is None:
             return 0
         if self._grid and not self._packed and length % gcd(self._page, self._grid) == 0:
             return 0  # the grid meets page ends inside the chunk, so the chunk need not end at a mark
@@ -372,8 +371,7 @@ class Marks:
 
     def hand_over(self, row: int, known: int) -> list[tuple[int, int, str]]:
         """Takes from a row its states of at most `known` tokens: (register, length, kind) of each, ascending."""
-        taken = [state for state in self.kept.get(row, ()) if state.length <= known]
-        if taken:
+        if taken := [state for state in self.kept.get(row, ()) if state.length <= known]:
             self._hold(row, [state for state in self.kept[row] if state.length > known])
         return [(state.register, state.length, self.kind(state)) for state in taken]
 

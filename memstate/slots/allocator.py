@@ -11,7 +11,6 @@ This module does not know planes or requests.
 """
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Literal, Protocol, Self, overload
 from weakref import ReferenceType
 
@@ -403,9 +402,7 @@ class ClaimGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

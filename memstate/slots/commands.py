@@ -242,8 +242,7 @@ class CommandBuffer:
             Number of slots that become free.
         """
         held, label = self.registers.held_at, self.registers.label_at
-        regs = [register for register in registers if held[register]]
-        if not regs:
+        if not (regs := [register for register in registers if held[register]]):
             return 0
         self._record(RELEASES, regs, regs, regs)
         if self.journal is not None:

@@ -244,8 +244,7 @@ class Memory:
         """
         self.require_awake("sleep")
         owned = (*self._owned, *(self._also._owned if self._also is not None else ()))
-        fixed = [arena.nbytes for arena in owned if not arena.untyped_storage().resizable()]
-        if fixed:
+        if fixed := [arena.nbytes for arena in owned if not arena.untyped_storage().resizable()]:
             raise InvalidArgument(
                 f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since .numpy() was called "
                 "on a plane; copy planes to look at them"
@@ -282,8 +281,7 @@ class Memory:
         for arena in self._owned:
             arena.untyped_storage().resize_(arena.nbytes)
         for region, size in zip(self.regions, self._sizes, strict=True):
-            have = region.blocks.untyped_storage().nbytes()
-            if have < size:
+            if (have := region.blocks.untyped_storage().nbytes()) < size:
                 why = f"the memory of {region} is {have} of {size} bytes: bring the engine's tensors back first"
                 raise Asleep("wake", why)
         tables = [*self._tables.values(), *self._followers]

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from types import TracebackType
 from typing import Any
 from weakref import ref
 
@@ -60,9 +59,7 @@ class _Naming:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValueError):
             planes = " and ".join(repr(plane) for plane in self.planes if plane is not None)
             raise InvalidArgument(f"{self.operation}{planes and f' of {planes}'}: {error}") from error
@@ -574,13 +571,10 @@ def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:
     Raises:
         InvalidArgument: names the ids.
     """
-    unknown = sorted({slot for slot in (*dst, *src) if slot > slots})
-    if unknown:
+    if unknown := sorted({slot for slot in (*dst, *src) if slot > slots}):
         raise InvalidArgument(f"copy: ids {unknown} name no slot, the highest is {slots}")
     due = [(to, of) for to, of in zip(dst, src, strict=True) if to > 0 and of > 0 and to != of]
-    twice = sorted(slot for slot, times in Counter(to for to, _ in due).items() if times > 1)
-    if twice:
+    if twice := sorted(slot for slot, times in Counter(to for to, _ in due).items() if times > 1):
         raise InvalidArgument(f"copy: slots {twice} are destinations more than once: chance would pick the last writer")
-    both = sorted({to for to, _ in due} & {of for _, of in due})
-    if both:
+    if both := sorted({to for to, _ in due} & {of for _, of in due}):
         raise InvalidArgument(f"copy: slots {both} are source and destination at once: copy in two calls")

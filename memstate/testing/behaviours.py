@@ -30,8 +30,7 @@ def claims(t: Trial, draw: Draw) -> None:
 
 def lowest(t: Trial, draw: Draw) -> None:
     """B2: claims the lowest free slots."""
-    free = sorted({*range(1, t.capacity + 1)} - {*t.some(draw)})
-    if free:
+    if free := sorted({*range(1, t.capacity + 1)} - {*t.some(draw)}):
         n = draw(1, len(free))
         t.need(t("claim", n) == free[:n], f"the lowest free slots are {free[:n]}")
 

@@ -99,8 +99,7 @@ def chaos_from(environment: Mapping[str, str]) -> Chaos | None:
     Raises:
         ConfigurationError: the text is not a list of settings, or a value is out of range.
     """
-    text = environment.get(VARIABLE, "")
-    if not text:
+    if not (text := environment.get(VARIABLE, "")):
         return None
     given: dict[str, Any] = {}
     kinds = {field.name: int if field.name == "seed" else float for field in fields(Chaos)}

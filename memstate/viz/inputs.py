@@ -51,8 +51,7 @@ def ids(what: str, given: Any, known: range) -> list[int]:
     if not isinstance(given, Iterable):
         raise InvalidArgument(f"{what} {given!r}: expected a list of {known.start}..{known.stop - 1}")
     numbers = list(given)
-    unknown = [number for number in numbers if not checks.is_whole(number) or int(number) not in known]
-    if unknown:
+    if unknown := [number for number in numbers if not checks.is_whole(number) or int(number) not in known]:
         raise InvalidArgument(f"{what} {unknown}: expected {known.start}..{known.stop - 1}")
     return [int(number) for number in numbers]
 

@@ -215,8 +215,7 @@ def _read(changes: Iterable[Change | Mapping[str, Any]]) -> Sequence[Change]:
     read = []
     for change in changes:
         if isinstance(change, Mapping):
-            missing = [name for name in FIELDS if name not in change]
-            if missing:
+            if missing := [name for name in FIELDS if name not in change]:
                 raise InvalidArgument(f"{change!r} has no {missing[0]}: {expected}")
             change = Change(**{name: change[name] for name in FIELDS})
         elif not isinstance(change, Change):

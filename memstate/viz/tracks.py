@@ -31,8 +31,7 @@ def timeline(changes: Changes) -> Figure:
     Syncs: no.
     """
     spans = holdings_over(changes)
-    lines = sorted_lines(spans)
-    if not lines:
+    if not (lines := sorted_lines(spans)):
         raise InvalidArgument(
             "timeline: no changes to draw: no slot had an owner yet, or the manager has no journal, such as journal=100"
         )

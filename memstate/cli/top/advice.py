@@ -96,8 +96,7 @@ def _most(counts: Mapping[str, int]) -> str:
 
 
 def _storage(of: Mapping[str, Any]) -> Iterator[str]:
-    tiers = of["tiers"]
-    if not tiers:
+    if not (tiers := of["tiers"]):
         return
     writes = tiers["writes"]
     if missed := writes.get("missed", 0):

@@ -111,8 +111,7 @@ def _tiers(now: Figures, grown: Figures) -> dict[str, Any] | None:
 
 
 def _steps(grown: Figures) -> dict[str, Any] | None:
-    count = grown.total(f"{STEP}_count")
-    if not count:
+    if not (count := grown.total(f"{STEP}_count")):
         return None
     buckets = sorted((float(bound), n) for bound, n in grown.by(f"{STEP}_bucket", "le").items())
     calls = grown.by("memstate_call_seconds_total", "call")

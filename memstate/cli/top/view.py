@@ -43,8 +43,7 @@ def _manager(of: Mapping[str, Any]) -> RenderableType:
         _counts("sessions", of["sessions"]),
         ("oldest", ", ".join(f"{name} {duration(age)}" for what, name in AGES.items() if (age := of["ages"][what]))),
     ]  # fmt: skip
-    prompts = of["prompts"]
-    if prompts:
+    if prompts := of["prompts"]:
         rate = "-" if prompts["hit_rate"] is None else f"{prompts['hit_rate']:.1%}"
         name = f"{prompts['tokens']:,} prompt tokens of {prompts['requests']:,} requests, hit rate {rate}"
         parts.append(_bars(name, {"hit": prompts["hit"], **prompts["lost"]}))

@@ -157,8 +157,7 @@ def leave(mem: StateManager, left: Left) -> None:
 
 def release_left(mem: StateManager) -> None:
     """Releases what deleted caches have left, and rows of a forward that this thread has not finished. Syncs: no."""
-    bound = _BOUND.get(mem)
-    if bound is None:
+    if (bound := _BOUND.get(mem)) is None:
         return
     if bound.begun is not None and bound.begun[1] is current_thread():
         cache, bound.begun = bound.begun[0](), None

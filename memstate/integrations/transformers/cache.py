@@ -260,8 +260,7 @@ class StateCache(GuardedCache):
 
         Syncs: no.
         """
-        step = self._held.step
-        if step is None:
+        if (step := self._held.step) is None:
             return
         if failed:
             self._held.abort()

@@ -136,8 +136,7 @@ class Held:
 
     def accept(self, wrong: int) -> None:
         """If the last forward had guesses, accepts its tokens except the last `wrong` ones. Syncs: no."""
-        step = self.checked
-        if step is None:
+        if (step := self.checked) is None:
             return
         self.torn = True
         try:

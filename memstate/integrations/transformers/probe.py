@@ -144,8 +144,7 @@ def _found(model: Any) -> Findings:
 def _kernels_in(error: Exception) -> str:
     """Returns the package of kernels that raised an exception, or "" if none did."""
     for frame, _ in walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package in GPU_ONLY:
+        if (package := str(frame.f_globals.get("__name__")).partition(".")[0]) in GPU_ONLY:
             return package
     return ""
 
@@ -238,8 +237,7 @@ def felt(model: Any, argument: str, tokens: int, kind: str, part: Any = ...) -> 
         cache = own_cache(model)
         read(model, argument, cache, ids[:, :TOKENS])
         layers = [one for one in cache.layers if isinstance(one, LinearAttentionCacheLayerMixin)]
-        states = [state for one in layers for state in states_of(one, kind).values() if state is not None]
-        if not states:
+        if not (states := [state for one in layers for state in states_of(one, kind).values() if state is not None]):
             return False
         for state in states if spoiled else ():
             state[part].fill_(nan)  # nan, because a finite number could vanish in a state that decays fast

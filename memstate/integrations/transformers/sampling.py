@@ -202,8 +202,7 @@ def logprobs(
     Syncs: yes, if any row asks.
     """
     results: list[tuple[float | None, Top]] = [(None, ())] * len(asked)
-    rows = [n for n, token in enumerate(tokens) if asked[n] is not None and isinstance(token, int)]
-    if rows:
+    if rows := [n for n, token in enumerate(tokens) if asked[n] is not None and isinstance(token, int)]:
         scores = logits[rows].float().log_softmax(-1)
         own = scores[range(len(rows)), [tokens[n] for n in rows]].tolist()
         best = scores.topk(min(max(asked[n] or 0 for n in rows), scores.shape[1]))

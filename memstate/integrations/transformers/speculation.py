@@ -138,8 +138,7 @@ class Speculation:
             self._mem.accept(step, moved)
         if states.verifies:
             return moved
-        kept = [entry for entry, number in enumerate(real(logits)) if number == count]
-        if kept:
+        if kept := [entry for entry, number in enumerate(real(logits)) if number == count]:
             with self._batches.step([rows[entry] for entry in kept], count) as step, torch.inference_mode():
                 states.store(step, {name: state[:, kept] for name, state in left.items()})
                 self._mem.settle(step)

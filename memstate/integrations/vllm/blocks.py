@@ -49,8 +49,7 @@ def blocks_of(
     number, regions = kv_cache_config.num_blocks, list[Tensor]()
     seen = set[int]()
     for tensor in kv_cache_config.kv_cache_tensors:
-        name = next((layer for layer in tensor.layers if layer in kv_caches), None)
-        if name is None:
+        if (name := next((layer for layer in tensor.layers if layer in kv_caches), None)) is None:
             continue
         memory = _memory(kv_caches[name])
         span = number * tensor.block_stride

@@ -190,8 +190,7 @@ class SchedulerSide:
         Returns:
             What is known of the request.
         """
-        name = request.request_id
-        if name not in self._known:
+        if (name := request.request_id) not in self._known:
             self._known[name] = Known(self._adapter(request))
         return self._known[name]
 
@@ -386,14 +385,12 @@ class SchedulerSide:
     ) -> None:
         if block.is_null or block.block_hash is None or block.block_hash_num_tokens != length:
             return
-        key = block.block_hash + adapter
-        if key in self._saving:
+        if (key := block.block_hash + adapter) in self._saving:
             return
         if key in self.cache:
             self.cache.touch([key])
             return
-        number = self.cache.claim(1)
-        if not number:
+        if not (number := self.cache.claim(1)):
             self.counts.refused += 1
             return
         self._saving.add(key)

@@ -90,8 +90,7 @@ def files(place: str, revision: str | None = None, downloads: str | None = None)
     """
     where = Path(os.path.expanduser(place))  # unchanged if there is no home folder
     if not os.path.exists(where):  # also if this user may not look there
-        snapshot = _snapshot(place, revision, downloads)
-        if snapshot is None:
+        if (snapshot := _snapshot(place, revision, downloads)) is None:
             return None
         where = snapshot
     lines, changed = list[Hashable](), 0.0
@@ -158,8 +157,7 @@ class Adapters:
         Args:
             request: vLLM's request.
         """
-        adapter = request.lora_request
-        if adapter is None:
+        if (adapter := request.lora_request) is None:
             return b""
         which = (adapter.lora_int_id, adapter.lora_path)
         if which not in self._known:

@@ -48,8 +48,7 @@ class FlopAware(Lru):
 
     def victims(self) -> Iterator[Node]:
         """Yields the nodes with a state, the least valuable first. The cache skips states that are in use."""
-        last = {node: self._order.rank(node) for node in self._order}
-        if not last:
+        if not (last := {node: self._order.rank(node) for node in self._order}):
             return iter(())
         saved = {node: gain(node) for node in last}
         most, oldest = max(saved.values()) or 1, min(last.values())

@@ -136,8 +136,7 @@ def kv_from_config(
     if fields.get("model_type") == "deepseek_v4":
         why = "its KV is a window and pooled entries, not keys and values of each token"
         raise InvalidArgument(f"deepseek_v4: {why}: give the bytes yourself, as kv_bytes_per_token of ms.capacity")
-    attending = _among(layers, attention_layers(fields))
-    if not attending:
+    if not (attending := _among(layers, attention_layers(fields))):
         return None
     if fields.get("kv_lora_rank") is not None:
         width = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim", least=0)

@@ -72,8 +72,7 @@ class RecordPool:
         It does not use torch's pinned memory, whose size is rounded up to a power of two.
         """
         runtime: Any = torch.cuda.cudart()
-        code = int(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
-        if code:
+        if code := int(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0)):
             raise ConfigurationError(
                 f"{format_bytes(self.memory.nbytes)} of host memory cannot be page-locked (CUDA error {code}): ask for "
                 "less"

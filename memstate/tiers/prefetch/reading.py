@@ -118,10 +118,8 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
     outcomes = answered(store.get([form.name(piece.key) for piece in pieces], buffers), len(pieces))
     for arrived, (outcome, piece) in enumerate(zip(outcomes, pieces, strict=True)):
         flaw = outcome.name.lower()
-        if outcome == Outcome.DONE:
-            flaw = form.flaw(buffers[arrived], piece.key, piece.length)
-            if flaw:
-                store.discard([form.name(piece.key)])
+        if outcome == Outcome.DONE and (flaw := form.flaw(buffers[arrived], piece.key, piece.length)):
+            store.discard([form.name(piece.key)])
         if flaw:
             return Read(arrived, flaw, faults_since(store, before) if flaw == "failed" else "")
     return Read(len(pieces), "")

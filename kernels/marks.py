@@ -24,10 +24,7 @@ from memstate.kernels.tuned import programs
 WARPS = 4
 SIDE = 64  # limit of the rows, and of the columns, of a tile
 COLUMNS = ["count_ptr", "entry_ptr", "offset_ptr", "slot_ptr", "starts_ptr", "read_ptr", "write_ptr", "first_ptr"]
-SIZES = [
-    "batch", "chunk", "pieces", "packed", "layers", "last",
-    "plane_layer", "plane_slot", "conv_layer", "conv_slot",
-]  # fmt: skip
+SIZES = ["batch", "chunk", "pieces", "packed", "layers", "last", "plane_layer", "plane_slot", "conv_layer", "conv_slot"]
 
 
 @triton.jit

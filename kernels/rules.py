@@ -200,9 +200,7 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
     return lanes
 
 
-def _write_lane(
-    columns: Columns, rules: Rules, rows: Longs, label: Longs, wanted: Flags, claim: Claim
-) -> Longs:  # fmt: skip
+def _write_lane(columns: Columns, rules: Rules, rows: Longs, label: Longs, wanted: Flags, claim: Claim) -> Longs:
     """Chooses the lane that takes each row's snapshot, labels it, and returns its register, 0 for none.
 
     The lane is the first of these: a lane with a slot and label 0; an empty lane, which gets a claimed slot; if both

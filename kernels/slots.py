@@ -23,9 +23,7 @@ def tail_args(kind: type[Tail]) -> tuple[str, ...]:
     return *(f"{ring}_ptr" for ring in rings), "tail_rows", "ring", *apart, *cursor, *TREE
 
 
-def tail_values(
-    kind: type[Tail], tail: Tail | None, cursor: Cursor | None, parents: Tensor | None
-) -> tuple[Any, ...]:  # fmt: skip
+def tail_values(kind: type[Tail], tail: Tail | None, cursor: Cursor | None, parents: Tensor | None) -> tuple[Any, ...]:
     """Returns the values of `tail_args` in a launch."""
     if tail is None or cursor is None:
         return (None,) * len(tail_args(kind))

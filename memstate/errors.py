@@ -184,9 +184,7 @@ class ForwardFault(MemstateError):
         places: number of faults; each is a combination of slot, plane and layer.
     """
 
-    def __init__(
-        self, vector: str, plane: str, layer: int, row: int, step: int, rows: list[int], places: int
-    ) -> None:  # fmt: skip
+    def __init__(self, vector: str, plane: str, layer: int, row: int, step: int, rows: list[int], places: int) -> None:
         self.vector, self.plane, self.layer, self.row, self.step = vector, plane, layer, row, step
         self.rows, self.places = rows, places
         what = "changed" if vector == "read" else "did not store"

@@ -13,9 +13,7 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.sharding import Part
 
 # key of the JSON -> class of its values, at any depth
-KINDS: dict[str, type] = {
-    "planes": Plane, "parts": Part, "rows": StateLayout, "dtype": torch.dtype,
-}  # fmt: skip
+KINDS: dict[str, type] = {"planes": Plane, "parts": Part, "rows": StateLayout, "dtype": torch.dtype}
 
 
 def read(path: Path) -> StateLayout:

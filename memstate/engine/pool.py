@@ -121,9 +121,7 @@ class StatePool(NotCopied):
         for planes in self.planes:
             planes.copy(dst, src, checked=self.debug, due=due)
 
-    def run_data(
-        self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int, replayed: bool = False
-    ) -> None:  # fmt: skip
+    def run_data(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int, replayed: bool = False) -> None:
         """Copies and zeroes the states that a command packet names, in one launch for each `Planes`.
 
         Args:

@@ -265,9 +265,7 @@ class StepLog:
         tails: the tails of the newest plan on the device, always at the same address; None where rows have no tails.
     """
 
-    def __init__(
-        self, max_batch: int, depth: int, device: torch.device, marks: int = 0, tails: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, max_batch: int, depth: int, device: torch.device, marks: int = 0, tails: bool = False) -> None:
         self.max_batch, self.depth = max_batch, depth
         width = _width(max_batch)
         columns = lasting.zeros((len(StepRecord._fields), width), torch.int32, device)

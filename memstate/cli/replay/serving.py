@@ -141,9 +141,8 @@ class Serving:
         self, prefix: Prefix, requests: Sequence[UnitRequest], units: Units, loop: Loop, *, first: int, pages: int
     ) -> None:
         assert prefix.most_states is not None
-        per_row = max(
-            2, *(-(-len(request.tokens) // units.per_block) for request in requests)
-        )  # a prefix cache needs at least two pages per row
+        # a prefix cache needs at least two pages per row
+        per_row = max(2, *(-(-len(request.tokens) // units.per_block) for request in requests))
         self._units, self._chunk, self._every = units, loop.chunk // units.tokens, loop.every // units.tokens
         self.mem = StateManager(
             LAYOUT, slots=prefix.most_states + ROOM * loop.running, max_requests=loop.running,

@@ -12,9 +12,7 @@ from memstate.cli.output import printable
 from memstate.cli.units import duration, measured
 
 WIDTH = 30  # characters of a bar
-AGES = {
-    "row_age": "request", "row_idle": "standstill of one", "session_age": "session", "session_idle": "idle session",
-}  # fmt: skip
+AGES = {"row_age": "request", "row_idle": "standstill of one", "session_age": "session", "session_idle": "idle session"}
 COLOURS = {
     "live": "green", "lane": "cyan", "mark": "blue", "cached": "magenta", "session": "yellow", "snapshot": "red",
     "by_id": "bright_red", "free": "bright_black", "hit": "green", "no_sharing": "bright_black", "evicted": "red",

@@ -332,9 +332,8 @@ class PrefixPart(NotCopied):
         matched = contents.tree.find(SaltedTokens(key, salt))
         above = matched.stated.end if matched.stated else 0
         new = state is not None and above != len(pages)
-        kept = new and contents.state_policy.admits(
-            Place(len(pages), above, "end")
-        )  # a policy may raise: nothing has changed yet
+        # a policy may raise: nothing has changed yet
+        kept = new and contents.state_policy.admits(Place(len(pages), above, "end"))
         with self._guard.changing("insert"):
             node, had = contents.tree.insert(SaltedTokens(key, salt), ids)
             if had < len(pages):

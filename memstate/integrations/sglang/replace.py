@@ -16,9 +16,7 @@ from memstate.integrations.sglang.states import MambaPool
 from memstate.prefix.settings import Prefix
 
 OURS = (MambaSlotAllocator, MambaPool, HybridReqToTokenPool, HybridMambaDecodeReqToTokenPool)
-HOMES = (
-    "sglang.srt.mem_cache.allocator.mamba", "sglang.srt.mem_cache.memory_pool", "sglang.srt.disaggregation.decode",
-)  # fmt: skip
+HOMES = ("sglang.srt.mem_cache.allocator.mamba", "sglang.srt.mem_cache.memory_pool", "sglang.srt.disaggregation.decode")
 MAKERS = (*HOMES, "sglang.srt.mem_cache.kv_cache_configurator")  # modules that create objects of these classes
 TREE, CHOICE = "memstate", "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 

@@ -103,18 +103,14 @@ class StoreStorage(theirs.HiCacheStorage):
             raise InvalidArgument(f"get({key!r}): expected target_location, host memory to read to")
         return self.batch_get([key], [target_location])[0]
 
-    def batch_get(
-        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
-    ) -> list[Tensor | None]:  # fmt: skip
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Tensor | None]:
         """Reads records; see `get`."""
         if target_locations is None:
             raise InvalidArgument(f"batch_get of {len(keys)} keys: expected target_locations, host memory to read to")
         read = self._read([self.name(key) for key in keys], [bytes_of(each) for each in target_locations])
         return [place if done else None for place, done in zip(target_locations, read, strict=True)]
 
-    def set(
-        self, key: str, value: Tensor | None = None, target_location: Any = None, target_sizes: Any = None
-    ) -> bool:  # fmt: skip
+    def set(self, key: str, value: Tensor | None = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         """Writes a record.
 
         Args:

@@ -83,9 +83,8 @@ class Server:
         self._line = Line()
         self._steps = Steps(self._batches, self._speculation, self._line, chunk)
         self._tokenizer, self._clock, self._numbers, self._rows = tokenizer, clock, count(), mem.stats().rows
-        self._asked: deque[Submission | Callable[[], None]] = (
-            deque()
-        )  # any thread appends; a step works through them in order
+        # any thread appends; a step works through them in order
+        self._asked: deque[Submission | Callable[[], None]] = deque()
         self._full = False  # whether the first request that could start waits for room
         self._late: Fetch | None = None  # the prefetch for which this first request waits, or None
         # wakes `run` when there is work; also guards `_asked`: after `close`, nothing is added

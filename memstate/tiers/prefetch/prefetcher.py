@@ -229,9 +229,8 @@ class Prefetcher:
 
     def _forget(self) -> None:
         self._running: set[FetchJob] = set()
-        self._over: queue.SimpleQueue[FetchJob] = (
-            queue.SimpleQueue()
-        )  # operations that have ended; any thread puts them here
+        # operations that have ended; any thread puts them here
+        self._over: queue.SimpleQueue[FetchJob] = queue.SimpleQueue()
 
     def close(self) -> None:
         """Writes lines of the log that were held back."""

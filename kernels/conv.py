@@ -300,8 +300,7 @@ def conv_step(
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
         *tail_values(ConvTail, tail, cursor, parents),
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
-        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps,
-        **OPTIONS,
+        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps, **OPTIONS,
         **limit(roomy(config.warps, marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT)),
     )  # fmt: skip
     return out

@@ -607,7 +607,6 @@ def gated_delta_step(
         a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor, parents if max_tokens else None),
         HEADS=heads, KEY_HEADS=q.shape[2], KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
-        NORMALIZE=normalize, num_warps=warps,
-        **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps))),
+        NORMALIZE=normalize, num_warps=warps, **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps))),
     )  # fmt: skip
     return out

@@ -340,7 +340,6 @@ def selective_step(
         *tail_values(SelectiveTail, tail, cursor, parents),
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,
-        num_warps=warps,
-        **OPTIONS, **limit(_options(warps, tied, itemsize, dim_fastest, marks is not None)),
+        num_warps=warps, **OPTIONS, **limit(_options(warps, tied, itemsize, dim_fastest, marks is not None)),
     )  # fmt: skip
     return out

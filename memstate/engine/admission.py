@@ -549,8 +549,7 @@ class Admission(Verbs):
         file, confirmed, commands = self._file, self._table.confirmed_at, self._commands
         first_tracked, first_source = file.starts["tracked"], file.starts["source"]
         claimed: list[int] = []
-        cells: list[int] = []
-        values: list[int] = []
+        cells: dict[int, int] = {}
         fresh: list[int] = []
         copies: dict[int, int] = {}
         for at, row in enumerate(rows):
@@ -559,16 +558,13 @@ class Admission(Verbs):
             claimed += range(live + moved[at] if moved else live, live + self.per_request)
             if file.tracked_at[row] != until:  # the device has this value already if the host has
                 file.tracked_at[row] = until
-                cells.append(first_tracked + row)
-                values.append(until)
+                cells[first_tracked + row] = until
             if read:
                 file.source_at[row] = read
-                cells.append(first_source + row)
-                values.append(read)
+                cells[first_source + row] = read
             if of_rows and file.tails and (kept := file.pending_at[of_rows[at]]):
                 file.pending_at[row] = kept
-                cells.append(file.starts["pending"] + row)
-                values.append(kept)
+                cells[file.starts["pending"] + row] = kept
             confirmed[row] = n
             if not of and not n:
                 fresh.append(live)
@@ -578,7 +574,7 @@ class Admission(Verbs):
             self._mirror.doubled |= max(moved) > 2
         commands.claim(claimed, zeroed=fresh)
         if cells:
-            commands.write(cells, values)
+            commands.write([*cells], [*cells.values()])
         if copies:
             commands.copy([*copies], [*copies.values()])
         if self._of_rows and of_rows and not self._fills:  # without pending tokens, nobody reads the ring of a row

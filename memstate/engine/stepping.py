@@ -266,9 +266,8 @@ class Stepping(Verbs):
                 if folded is not None:  # `keep` can have changed sources, on which the fold depends
                     folded = self._mirror.fold(batch, read, defer)
                     due_at = folded.due(read) if unsure is None else due_at
-            sources: list[int] = []
-            if self._holdings.readers:  # `keep` can have added readers
-                sources = list(filter(None, self._file.source[running].tolist()))
+            # `keep` can have added readers
+            sources = list(filter(None, self._file.source[running].tolist())) if self._holdings.readers else []
             allocator, due = self._file.allocator, unsure is not None or self._mirror.reaches(*due_at)
             if due and self._cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 self._room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))

@@ -55,7 +55,9 @@ def _figure(
     """
     if callable(source):
         return Figure(f"memstate_{name}", kind, says, labels, source)
-    paths = {(value,): path for values in fields.values() for value, path in values.items()} or {(): source}
+    paths: dict[tuple[str, ...], str] = {
+        (value,): path for values in fields.values() for value, path in values.items()
+    } or {(): source}
 
     def read(reading: Reading) -> Sequence[Sample]:
         samples: list[Sample] = []

@@ -80,9 +80,8 @@ class Match(Shown):
     def sheet(self) -> Sheet:
         """See `Shown.sheet`."""
         host = max(0, self.host_length - self.length)
-        parts = [of_tokens("by state", self.length, "hit")]
-        for reason, count in self.lost.items():
-            parts.append(of_tokens(reason.replace("_", " "), count, reason.replace("_", " ")))
+        lost = {reason.replace("_", " "): count for reason, count in self.lost.items()}
+        parts = [of_tokens("by state", self.length, "hit"), *(of_tokens(why, n, why) for why, n in lost.items())]
         notes = [f"KV alone reaches {self.kv_length:,} tokens."]
         notes += [f"Host memory has a state {host:,} tokens further."] if host else []
         notes += [f"Reason: {self.reason.replace('_', ' ')}."] if self.reason else []

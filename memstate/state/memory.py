@@ -320,16 +320,10 @@ class Memory:
 def _spans(regions: Sequence[Region]) -> list[Span]:
     """Returns the longest possible spans. No span joins blocks of two storages, because storages may move apart."""
     blocks = [
-        Span(
-            region.blocks,
-            layer * region.blocks.stride(0),
-            region.blocks.stride(1),
-            region.blocks.shape[2],
-            region.plane.pattern,
-        )
-        for region in regions
-        if region.blocks.shape[2]
-        for layer in range(len(region.blocks))
+        Span(held, layer * held.stride(0), held.stride(1), held.shape[2], plane.pattern)
+        for plane, _, _, held in regions
+        if held.shape[2]
+        for layer in range(len(held))
     ]
     joined: list[Span] = []
     for span in sorted(blocks, key=_place):

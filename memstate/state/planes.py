@@ -532,11 +532,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         parts = [of_bytes(name, count, f"plane {at}") for at, (name, count) in enumerate(payload.items())]
         parts.append(of_bytes("padding", self.nbytes - null - sum(payload.values()), "padding"))
         parts.append(of_bytes("null slot", null, "null slot"))
-        moved = self.traffic
+        copied, zeroed = format_bytes(self.traffic.copied), format_bytes(self.traffic.zeroed)
         notes = ["The states sleep: their memory is released."] if self.asleep else []
-        notes.append(
-            f"Copied {format_bytes(moved.copied)}, zeroed {format_bytes(moved.zeroed)} by memstate's own launches."
-        )
+        notes.append(f"Copied {copied}, zeroed {zeroed} by memstate's own launches.")
         title = f"{self.slots:,} slots of {format_bytes(layout.bytes_per_slot)} and the null slot"
         return sheet(repr(self), [bar(title, parts)], [layout.plane_section()], notes=notes)
 

@@ -153,14 +153,11 @@ def adopt(
 def buffer_infos(regions: Sequence[Region]) -> list[BufferInfo]:
     """Returns where every plane and layer lies, without padding and without planes that have no bytes."""
     return [
-        BufferInfo(
-            region.plane.name, region.first + layer, region.blocks.data_ptr() + layer * region.blocks.stride(0),
-            region.blocks.stride(1), region.plane.nbytes, region.blocks.shape[1] - 1,
-        )
-        for region in regions
-        if region.plane.nbytes
-        for layer in range(len(region.blocks))
-    ]  # fmt: skip
+        BufferInfo(plane.name, first + layer, held[layer].data_ptr(), held.stride(1), plane.nbytes, held.shape[1] - 1)
+        for plane, first, _, held in regions
+        if plane.nbytes
+        for layer in range(len(held))
+    ]
 
 
 def _as_bytes(tensor: Tensor, nbytes: int) -> Tensor:

@@ -96,8 +96,7 @@ class TierManager(NotCopied, Shown):
         if settings.store is not None or settings.group is not None:
             self.prefetcher = Prefetcher(
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
-                ranks, self._workers, settings.clock,
-                self._keep_agreed,
+                ranks, self._workers, settings.clock, self._keep_agreed,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()

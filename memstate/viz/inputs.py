@@ -67,11 +67,7 @@ def groups(what: str, given: Any, alike: bool = True) -> list[Any]:
     Raises:
         InvalidArgument: There is no group, a group has no name, or the names differ.
     """
-    if (
-        not isinstance(given, Mapping)
-        or not given
-        or not all(isinstance(each, Mapping) and each for each in given.values())
-    ):
+    if not (isinstance(given, Mapping) and given and all(isinstance(one, Mapping) and one for one in given.values())):
         raise InvalidArgument(f"{what}: {given!r}, expected a dict of groups, each a dict of values by name")
     names = list(next(iter(given.values())))
     if alike and any(list(each) != names for each in given.values()):

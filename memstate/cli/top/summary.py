@@ -36,9 +36,7 @@ def _of(now: Figures, grown: Figures) -> dict[str, Any]:
         "slots": now.counts("memstate_slots", "owner"),
         "rows": now.counts("memstate_rows", "state"),
         "pages": now.counts("memstate_pages", "state"),
-        "sessions": {
-            "open": now.count("memstate_sessions"), "emptied": grown.count("memstate_sessions_emptied_total"),
-        },
+        "sessions": {"open": now.count("memstate_sessions"), "emptied": grown.count("memstate_sessions_emptied_total")},
         "ages": {
             what: now.total(f"memstate_{what}_seconds")
             for what in ("row_age", "row_idle", "session_age", "session_idle")

@@ -121,7 +121,7 @@ class Int8Config(Config, kernel="pack_int8", key="reduced inner bytes"):
     Args:
         programs_per_sm: programs of a launch, for each multiprocessor.
         warps: warps of a program.
-        block: elements of a block.
+        block: elements of a block; 4096 are 32 per lane, two accesses of 16 bytes as int8.
     """
 
     programs_per_sm: int = axis(PROGRAMS_PER_SM, 2, 8, 1, 16, least=1, most=32, compiled=False)
@@ -245,8 +245,8 @@ class ConvConfig(Config, kernel="conv", key="taps channel_major bytes"):
 
     Args:
         warps: warps of a program.
-        window_bytes: bytes of the window that 32 threads hold; the default is four taps of 16 bytes per thread. So
-            programs are small, and a batch of 1 has many programs.
+        window_bytes: bytes of the window that 32 threads hold; the default is four taps of 16 bytes per thread, and
+            less would be narrower. So programs are small, and a batch of 1 has many programs.
     """
 
     warps: int = axis(1, 2, 4, least=1, most=16)

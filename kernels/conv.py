@@ -31,7 +31,6 @@ from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
-DEFAULT = ConvConfig()  # with a smaller `window_bytes`, a thread would hold less than 16 bytes of a tap
 TAPS_WITHOUT_LIMIT = 4  # launches of other taps would spill without `roomy`
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 
@@ -252,19 +251,6 @@ def _conv_step(
     _store(copy_ptr, new, snapshot > 0, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
 
 
-def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT, threads: int = 32) -> tuple[int, int]:
-    """Returns (channels of a program, channels that a lane accesses at a time), powers of two.
-
-    Args:
-        channels: channels of the convolution.
-        taps: taps of the convolution.
-        itemsize: bytes of an element of the state.
-        config: the launch configuration.
-        threads: threads of a warp.
-    """
-    return config.blocks(channels, taps, itemsize, threads)
-
-
 def key_sizes(state: Tensor) -> tuple[Any, ...]:
     """Returns the sizes that make the key of a launch on windows `slot tap-1 channel`, of any strides."""
     return state.shape[1] + 1, taps_are_fastest(state), state.element_size()
@@ -273,8 +259,8 @@ def key_sizes(state: Tensor) -> tuple[Any, ...]:
 def tiling(
     state: Tensor, sizes: tuple[Any, ...], config: ConvConfig, threads: int
 ) -> tuple[tuple[int], tuple[int, int]]:
-    """Returns the programs of a row, and the channels of a program and of a lane's access; see `blocks`."""
-    block, lane = blocks(state.shape[2], sizes[0], sizes[2], config, threads)
+    """Returns the programs of a row, and the channels of a program and of a lane's access; see `ConvConfig.blocks`."""
+    block, lane = config.blocks(state.shape[2], sizes[0], sizes[2], threads)
     return (triton.cdiv(state.shape[2], block),), (block, lane)
 
 

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.blocks import taps_are_fastest
-from memstate.kernels.conv import blocks, load_channel_tap, parts_of
+from memstate.kernels.configs import ConvConfig
+from memstate.kernels.conv import load_channel_tap, parts_of
 from memstate.kernels.move_checks import check_scatter_states
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, StepMarks
@@ -201,7 +202,7 @@ def state_tiles(sizes: tuple[int, int, int], transposed: bool) -> dict[str, int]
 
 def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> dict[str, int]:
     """Returns the constants of a launch that depend on the windows of the plane of a convolution."""
-    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # warps of 32 threads use the same block
+    block, lane = ConvConfig().blocks(channels, taps + 1, itemsize, 64)  # warps of 32 threads use the same block
     block = min(WARPS * block, triton.next_power_of_2(channels))
     return {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "CONV_UNIT": 1, "BLOCK": block, "LANE": lane,

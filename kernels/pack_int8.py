@@ -22,7 +22,6 @@ from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
-DEFAULT = Int8Config()  # 4096 elements of a block: 32 per lane, so two accesses of 16 bytes as int8
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
 LEAST = tl.constexpr(SMALLEST_SCALE)
@@ -133,11 +132,6 @@ def _move_int8(
         item -= items
 
 
-def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT) -> tuple[int, int]:
-    """Returns (columns of a block, values of each column in the block), powers of two; see `Int8Config.blocks`."""
-    return config.blocks(columns, reduced, inner)
-
-
 def _fits(reduced: int, block_r: int) -> bool:
     """Returns whether a column has 64 to 512 values and fits into a block: such launches spill nothing."""
     return 64 <= reduced <= min(block_r, 512)
@@ -156,7 +150,7 @@ def _launch(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tens
     reduced, inner, _ = static = key_sizes(planes.tensors[0], planes.axis)
     columns = prod(planes.tensors[0].shape[2:]) // reduced
     tuned, config = launch_of(Int8Config, device, *static)
-    block_c, block_r = blocks(columns, reduced, inner, config)
+    block_c, block_r = config.blocks(columns, reduced, inner)
     _move_int8[(programs_of(tuned, device, held.device),)](
         planes.layers, slots, index, places,
         triton.reinterpret(held, torch.int8), triton.reinterpret(held, torch.float32), index.numel(), 0,

@@ -40,7 +40,6 @@ from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
-DEFAULT = SelectiveConfig()
 
 # Arguments that may differ between two calls of one model: the kernel specialises on none of them, nor on the alignment
 # of inputs. Alignment may change the order in which lanes add up a sum, so the bits of a row would depend on where its
@@ -287,11 +286,6 @@ def _selective_step(
         _store(copy_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
 
 
-def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT, least: int = 1) -> tuple[int, int, int]:
-    """Returns (dims of a tile, states of a tile, warps of a program); see `SelectiveConfig.blocks`."""
-    return config.blocks(dim, state, tied, least)
-
-
 def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: bool) -> dict[str, int]:
     """Returns launch options: `roomy` ones if the launch would spill (marks, 16-bit states, or dims fastest)."""
     return roomy(warps, marked or dim_fastest or (tied and itemsize == 2))
@@ -310,7 +304,7 @@ def key_sizes(state: Tensor, tied: bool) -> tuple[Any, ...]:
 def tiling(state: Tensor, sizes: tuple[Any, ...], config: SelectiveConfig) -> tuple[tuple[int, int], tuple[Any, ...]]:
     """Returns the programs of a row, `tile head`; then whether dims are fastest, the sizes of a tile, and its warps."""
     (dim, states, tied, itemsize), dim_fastest = sizes, is_transposed(state)
-    block_d, block_n, warps = blocks(dim, states, tied, config, SECTOR_BYTES // itemsize if dim_fastest else 1)
+    block_d, block_n, warps = config.blocks(dim, states, tied, SECTOR_BYTES // itemsize if dim_fastest else 1)
     return (triton.cdiv(dim, block_d), state.shape[1]), (dim_fastest, block_d, block_n, warps)
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="without Triton there are no kernels")
 
+from memstate.kernels.configs import SelectiveConfig
 from memstate.kernels.conv import conv_step
 from memstate.kernels.gated_delta import blocks as delta_blocks
 from memstate.kernels.gated_delta import gated_delta_step
 from memstate.kernels.mamba3 import mamba3_step
-from memstate.kernels.selective import blocks as selective_blocks
 from memstate.kernels.selective import selective_step
 from memstate.kernels.tables import ConvTail, Cursor, DeltaTail, Mamba3State, SelectiveTail
 from tests.support.addresses import LOAD, STORE, Log
@@ -82,7 +82,7 @@ def test_D25_a_mamba_step_moves_each_byte_of_a_state_once(dtype: torch.dtype) ->
     state, out = torch.randn(SLOTS, HEADS, DIM, STATE).to(dtype), torch.empty_like(x)
     with recorded() as log:
         selective_step(x, dt, a, b, c, state, **columns(), z=z, out=out)
-    tiles = -(-DIM // selective_blocks(DIM, STATE, True)[0])
+    tiles = -(-DIM // SelectiveConfig().blocks(DIM, STATE, True)[0])
     shared = tiles * HEADS // GROUPS
     check(log, state, out, (x, 1), (z, 1), (b, shared), (c, shared), (dt, tiles))
 
@@ -175,7 +175,7 @@ def test_D25_a_tail_moves_each_byte_of_a_mamba_state_once(tied: bool) -> None:
     tail = SelectiveTail(ring(HEADS, DIM, dtype=x.dtype), ring(GROUPS, STATE), ring(*own))
     with recorded() as log:
         selective_step(x, dt, a, b, c, state, **with_tail(), tail=tail, out=out)
-    tiles = -(-DIM // selective_blocks(DIM, STATE, tied)[0])
+    tiles = -(-DIM // SelectiveConfig().blocks(DIM, STATE, tied)[0])
     check_tail(log, state, out, (tail.x, 1), (tail.b, tiles * HEADS // GROUPS), (tail.dt, tiles if tied else 1))
 
 

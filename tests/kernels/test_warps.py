@@ -32,6 +32,7 @@ from memstate.kernels import (
     tracking,
 )
 from memstate.kernels.blocks import cut
+from memstate.kernels.configs import Int8Config
 from memstate.kernels.tables import HEADER_INTS, Rules, ScaledMap, Strategy
 from memstate.kernels.warps import ALONE, MOST, roomy
 from memstate_tools import arguments
@@ -148,7 +149,7 @@ def test_every_tile_of_a_model_is_in_a_call() -> None:
         assert {(taps, *conv.blocks(channels, taps, size), 1) for channels in range(1, 3000)} <= windows
     scaled = tiles("_move_int8", "BLOCK_C", "BLOCK_R")
     for inner, reduced in ((1, (*range(5, 17), *range(17, 3000, 50))), (128, range(5, 300))):
-        assert {(*pack_int8.blocks(4096, n, inner), pack_int8.DEFAULT.warps) for n in reduced} <= scaled
+        assert {(*Int8Config().blocks(4096, n, inner), Int8Config().warps) for n in reduced} <= scaled
 
 
 def test_every_unit_of_bytes_is_in_a_call() -> None:

@@ -84,9 +84,9 @@ def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
         copied = (f"{measured(n, 'bytes')} of {kind}s" for kind, n in tiers["bytes"][direction].items() if n)
         lines.append((f"copied {direction}", ", ".join(copied)))
     writes = {"wait": tiers["writes_pending"], **tiers["writes"], "evicted by the store": tiers["evicted"]}
-    ends = (
-        tiers["prefetches"] | {what: tiers[what] for what in ("late", "truncated")} | {"under way": tiers["in_flight"]}
-    )
+    ends = tiers["prefetches"] | {
+        "late": tiers["late"], "truncated": tiers["truncated"], "under way": tiers["in_flight"],
+    }  # fmt: skip
     return [
         *lines, _counts("writes to storage", writes), _counts("storage failed", tiers["failures"]),
         _counts("prefetches", ends), _counts("flaws", tiers["flaws"]),

@@ -32,7 +32,7 @@ from memstate.kernels import (
     tracking,
 )
 from memstate.kernels.blocks import cut
-from memstate.kernels.configs import Int8Config
+from memstate.kernels.configs import ConvConfig, Int8Config, SelectiveConfig
 from memstate.kernels.tables import HEADER_INTS, Rules, ScaledMap, Strategy
 from memstate.kernels.warps import ALONE, MOST, roomy
 from memstate_tools import arguments
@@ -142,11 +142,11 @@ def test_every_tile_of_a_model_is_in_a_call() -> None:
     # least: smallest number of dims in a block. It is 1 if the state axis is contiguous. If dims are contiguous, it is
     # 8 in fp32, and 16 in dtypes of 16 bits.
     for least in (1, 8, 16):
-        assert {selective.blocks(64, states, True, least=least) for states in range(5, 513)} <= scan
-    assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan
+        assert {SelectiveConfig().blocks(64, states, True, least) for states in range(5, 513)} <= scan
+    assert {SelectiveConfig().blocks(8192, states, False) for states in range(3, 129)} <= scan
     windows = tiles("_conv_step", "TAPS", "BLOCK", "LANE")
     for taps, size in product((2, 3, 4, 5, 8), (2, 4)):
-        assert {(taps, *conv.blocks(channels, taps, size), 1) for channels in range(1, 3000)} <= windows
+        assert {(taps, *ConvConfig().blocks(channels, taps, size), 1) for channels in range(1, 3000)} <= windows
     scaled = tiles("_move_int8", "BLOCK_C", "BLOCK_R")
     for inner, reduced in ((1, (*range(5, 17), *range(17, 3000, 50))), (128, range(5, 300))):
         assert {(*Int8Config().blocks(4096, n, inner), Int8Config().warps) for n in reduced} <= scaled

@@ -22,7 +22,7 @@ from memstate_tools.models import AXES, Model
 
 BF16 = torch.bfloat16
 TOKENS = 1  # tokens of a row in a step
-# largest norm of (got - expected) over that of expected
+# largest norm of (got - expected) over that of expected; a single number may be ten times as far off
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 Act = Callable[[], object]
 
@@ -62,9 +62,11 @@ class Workload(NamedTuple):
         a, b = mine.double(), other.double()
         if bool((a.isnan() != b.isnan()).any()):
             return True
-        distance = torch.where((a == b) | a.isnan(), 0, a - b).norm()
+        distance = torch.where((a == b) | a.isnan(), 0, a - b).abs()
+        size = b.nan_to_num(0.0, 0.0, 0.0).abs()
         bound = BOUNDS.get(mine.dtype, 4 * torch.finfo(mine.dtype).eps)
-        return not float(distance) <= bound * float(b.nan_to_num(0.0, 0.0, 0.0).norm())
+        one = 10 * bound * (size + size.square().mean().sqrt())  # an outlier among many that are right
+        return not bool((distance <= one).all() and distance.norm() <= bound * size.norm())
 
 
 def fitting(sizes: Sequence[int], bytes_each: int, free_bytes: int) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ class Config:
     def __post_init__(self) -> None:
         for each in fields(self):
             value, least, most = getattr(self, each.name), each.metadata["least"], each.metadata["most"]
-            power = each.metadata["compiled"] and not any(value & (value - 1) for value in each.metadata["values"])
+            power = each.metadata["compiled"] and not self.functions
             fits = type(value) is int and least <= value <= most
             if not fits or (power and value & (value - 1)):
                 kind = "a power of two" if power else "a whole number"

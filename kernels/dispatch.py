@@ -164,8 +164,9 @@ class Backend:
         self.counts = Counts()
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            import_module("memstate.kernels.own").load()
+        failed = {} if name.startswith("_") else import_module("memstate.kernels.own").load()
+        if name in failed:
+            raise AttributeError(failed[name])
         return object.__getattribute__(self, name)
 
     def __repr__(self) -> str:

@@ -5,10 +5,12 @@ ema.register()                      # or a line of the package's entry points, i
 Backend("auto", "cuda").ema(x=.., state=..)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property, wraps
 from importlib.metadata import entry_points
+from inspect import signature
+from keyword import iskeyword
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -18,6 +20,7 @@ from memstate.kernels.configs import CONFIGS, Config, axis
 from memstate.kernels.dispatch import add_op
 from memstate.kernels.tuned import config_of
 
+MOST = 2**31 - 1  # largest number of an axis
 GROUP = "memstate.kernels"  # entry points that name instances of `Kernel`
 KERNELS: dict[str, "Kernel"] = {}  # name -> what is registered
 Given: TypeAlias = dict[str, Any]  # name of an argument -> the argument
@@ -29,6 +32,8 @@ class OwnConfig(Config):
     @classmethod
     def key_of(cls, *static: Any) -> str:
         """Returns the key of a launch. `static` are pairs of a name and a number."""
+        if wrong := [f"{name}={number!r}" for name, number in static if not isinstance(number, int)]:
+            raise ValueError(f"kernel {cls.kernel!r}: key {wrong[0]}, expected whole numbers")
         return ",".join(f"{name}={int(number)}" for name, number in static) or "any=0"
 
 
@@ -70,8 +75,14 @@ class Kernel:
         object.__setattr__(self, "name", name)
         if not callable(self.reference) or not callable(self.launch) or not callable(self.case):
             raise ValueError(f"kernel {name!r}: expected three functions: launch, reference, case")
-        if not name.isidentifier():
+        if not _usable(name) or name == "all":
             raise ValueError(f"kernel {name!r}: expected a Python name; give another one as `name=`")
+        if bad := [of for of in self.space if not _usable(of) or hasattr(OwnConfig, of)]:
+            raise ValueError(f"kernel {name!r}: axis {bad[0]!r}: expected another Python name")
+        taken = signature(self.launch).parameters.values()
+        named = {each.name for each in taken if each.kind not in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)}
+        if not any(each.kind is each.VAR_KEYWORD for each in taken) and (unknown := self.space.keys() - named):
+            raise ValueError(f"kernel {name!r}: `launch` has no parameter {min(unknown)!r}, an axis of `space`")
         for of, values in self.space.items():
             whole = isinstance(values, Sequence) and all(type(value) is int and value >= 0 for value in values)
             if not values or not whole:
@@ -80,16 +91,25 @@ class Kernel:
     @cached_property
     def kind(self) -> type[Config]:
         """The class of the configurations."""
-        axes = [(of, int, axis(*values, least=min(values), most=max(values))) for of, values in self.space.items()]
+        axes = [(of, int, axis(*values, least=0, most=MOST)) for of, values in self.space.items()]
         own = {"kernel": self.name, "key": (), "functions": (self.launch,), "__module__": __name__}
         return make_dataclass(f"{self.name}_config", axes, bases=(OwnConfig,), frozen=True, namespace=own)
 
-    def __call__(self, **given: Any) -> Any:
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(signature(self.reference).parameters)
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
         """Launches the kernel with the configuration of the device's file, or else the default.
+
+        Arguments without a name are in the order of the reference.
 
         Syncs: no.
         """
-        device = next(each.device for each in given.values() if isinstance(each, Tensor))
+        given = dict(zip(self._names, args, strict=False)) | given
+        if (first := next(tensors_in(given), None)) is None:
+            raise ValueError(f"kernel {self.name!r}: no argument is a tensor")
+        device = first[1].device
         config = config_of(self.kind, device, *self.key(given).items())  # type: ignore[arg-type]  # classes are hashable
         return self.launch(**given, **vars(config))
 
@@ -101,7 +121,7 @@ class Kernel:
         Raises:
             ValueError: The name is taken.
         """
-        name, known = self.name, KERNELS.get(self.name)
+        name, kind, known = self.name, self.kind, KERNELS.get(self.name)
         if known is None or _name(known.launch) != _name(self.launch):
             if name in CONFIGS:
                 raise ValueError(f"kernel {name!r}: the name is taken; give another one as `name=`")
@@ -110,24 +130,48 @@ class Kernel:
             def reference(*args: Any, **given: Any) -> Any:
                 return KERNELS[name].reference(*args, **given)
 
-            add_op(name, reference, lambda **given: KERNELS[name](**given))
-        CONFIGS[name], KERNELS[name] = self.kind, self
+            add_op(name, reference, lambda *args, **given: KERNELS[name](*args, **given))
+        CONFIGS[name], KERNELS[name] = kind, self
         tuned.forget()  # what files say of this kernel was skipped
 
 
-def _name(function: Callable[..., Any]) -> tuple[str, str]:
-    return function.__module__, getattr(function, "__qualname__", "")
+def tensors_in(given: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in arguments, with names such as `x` or `kept[0]`; also those in lists, tuples and dicts."""
+    if isinstance(given, Tensor):
+        yield name, given
+    elif isinstance(given, Mapping):
+        for key, each in given.items():
+            yield from tensors_in(each, f"{name}[{key!r}]" if name else str(key))
+    elif isinstance(given, list | tuple):
+        for at, each in enumerate(given):
+            yield from tensors_in(each, f"{name}[{at}]")
+
+
+def _usable(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
+
+
+def _name(function: Callable[..., Any]) -> object:
+    """Returns what two versions of one function share; a function that another one made shares nothing."""
+    name = getattr(function, "__qualname__", "<locals>")
+    return function if "<locals>" in name else (function.__module__, name)
 
 
 @cache
-def load() -> None:
+def load() -> dict[str, str]:
     """Registers the kernels that installed packages name as entry points.
 
-    Raises:
-        ImportError: One cannot be loaded.
+    Returns:
+        Name of an entry point -> why it cannot be loaded. The others are registered.
     """
+    failed = {}
     for point in entry_points(group=GROUP):
         try:
-            point.load().register()
+            kernel = point.load()
+            if kernel.name != point.name:
+                raise ValueError(f"its kernel has the name {kernel.name!r}: give both one name")
+            kernel.register()
         except Exception as error:  # code of another package
-            raise ImportError(f"entry point {point.name} = {point.value} of {GROUP}: {error}") from error
+            of = point.dist.name if point.dist else "?"
+            failed[point.name] = f"entry point {point.name} = {point.value} of {of}: {type(error).__name__}: {error}"
+    return failed

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from memstate.kernels.configs import PROGRAMS_PER_SM, Config
+from memstate.kernels.configs import CONFIGS, PROGRAMS_PER_SM, Config
 from memstate.kernels.tuned_files import entries_of, why_stale
 
 LOG = logging.getLogger("memstate.tuned")
@@ -58,6 +58,8 @@ def look_up(kind: type[Config], key: str, device: str, architecture: str = "") -
     for config in reversed(_trial):
         if type(config) is kind:
             return Found(config, TRIAL)
+    if kind.kernel not in CONFIGS:
+        return Found(kind(), DEFAULT, "not registered, so no file counts: call register()")
     found, file, skipped = kind(), DEFAULT, dict[Path, str]()
     for config, made, path in entries_of(device).get((kind.kernel, key), ()):
         if not (why := why_stale(kind, made, architecture)):

@@ -120,13 +120,13 @@ def read(path: Path) -> dict[str, Any]:
         # an entry that stayed in the file has a date and versions of its own
         entry["made"] = made = {"date": record["date"], **record["versions"], **entry.get("made", {})}
         _require_keys(f"{where}: made", made, MADE, optional=tuple(MADE))
+        if not entry["checked"]:
+            raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
         if kernel not in CONFIGS or CONFIGS[kernel].functions:  # an operation of somebody's own
             continue
         entry["key"] = key = _whole(CONFIGS[kernel].key, key)
         if not key or (one := (kernel, key, *sorted(made.items()))) in seen:
             raise ValueError(f"{where}: expected each key once, with numbers for {', '.join(CONFIGS[kernel].key)}")
-        if not entry["checked"]:
-            raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
         seen.add(one)
         _require_keys(where, entry["config"], dict.fromkeys((each.name for each in fields(CONFIGS[kernel])), int))
         try:
@@ -184,16 +184,18 @@ def why_stale(kind: type[Config], made: Mapping[str, str], architecture: str) ->
         return f"measured with Triton {made['triton']}, this is {here}: run `memstate tune` again"
     if architecture and made.get("architecture", architecture) != architecture:
         return f"measured on {made['architecture']}, this is {architecture}"
-    if "source" in made and made["source"] != source_of(kind):  # type: ignore[arg-type]  # classes are hashable
+    if "source" in made and made["source"] != source_of(kind):
         return f"the kernel {kind.kernel} has changed since: run `memstate tune` again"
     return ""
 
 
-@cache
 def source_of(kind: type[Config]) -> str:
     """Returns a hash of a kernel and of what chooses its shapes, with all that they use. Needs Triton."""
-    if kind.functions:
-        return digest(*kind.functions)
+    return digest(*kind.functions) if kind.functions else _source_of(kind)  # type: ignore[arg-type]  # classes are hashable
+
+
+@cache
+def _source_of(kind: type[Config]) -> str:
     module = vars(import_module(f"memstate.kernels.{kind.kernel}")).values()
     parts = [each for each in module if hasattr(each, "fn") or getattr(each, "__module__", "") == configs.__name__]
     return digest(*parts, getattr(kind, "blocks", None))
@@ -218,25 +220,54 @@ def digest(*functions: Any) -> str:
         names = _names(function.__code__)
         values: dict[Any, Any] = {name: function.__globals__.get(name) for name in names}
         values |= inspect.getclosurevars(function).nonlocals
+        values |= function.__kwdefaults__ or {}
+        values |= dict(enumerate(function.__defaults__ or ()))
         values |= dict(enumerate(each.args)) | each.keywords if isinstance(each, partial) else {}
         for name, value in values.items():
             todo += [getattr(value, part, None) for part in names] if isinstance(value, ModuleType) else [value]
-            constant = isinstance(value, int | float | str | tuple) or type(value).__name__ == "dtype"
-            if constant or hasattr(value, "value"):  # `tl.constexpr` has a value
-                parts.add(f"{name} = {value!r}")
+            todo += _within(value)
+            if (constant := _constant(value)) is not None:
+                parts.add(f"{name} = {constant}")
     return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]
 
 
 def _bare(function: Any) -> Any:
-    """Returns the function that `@triton.jit`, `partial` or `@cache` wraps."""
-    bare = getattr(function, "fn", function)
-    return inspect.unwrap(getattr(bare, "func", bare)) if callable(bare) else bare
+    """Returns the function that `@triton.jit`, `@triton.heuristics`, `partial`, `@cache` or a method wraps."""
+    while not isinstance(function, FunctionType | type):
+        inner = [getattr(function, name, None) for name in ("fn", "func", "__wrapped__", "__func__")]
+        if (wrapped := next(filter(callable, inner), None)) is None:
+            return function
+        function = wrapped
+    return function if isinstance(function, type) else inspect.unwrap(function)
+
+
+def _within(value: Any) -> list[Any]:
+    """Returns what a container holds."""
+    held = value.values() if isinstance(value, dict) else value
+    return list(held) if isinstance(value, dict | list | tuple | set | frozenset) else []
+
+
+def _constant(value: Any) -> str | None:
+    """Returns a constant as text, the same in each process; None for other values, such as functions."""
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        held = [_constant(each) for each in (value.items() if isinstance(value, dict) else value)]
+        return repr(sorted(map(str, held)) if isinstance(value, set | frozenset) else held)
+    if type(value).__name__ == "constexpr":
+        return _constant(value.value)
+    plain = isinstance(value, int | float | str | bytes | complex) or type(value).__name__ == "dtype"
+    return repr(value) if plain else None
 
 
 def _names(code: Any) -> list[str]:
     """Returns the names that code looks up, also inside of lambdas and generators."""
     inside = [name for each in code.co_consts if hasattr(each, "co_code") for name in _names(each)]
     return [*code.co_names, *inside]
+
+
+def _coded(code: Any) -> tuple[Any, ...]:
+    """Returns what code does, with the code inside of it."""
+    inside = [_coded(each) if hasattr(each, "co_code") else _constant(each) for each in code.co_consts]
+    return code.co_code, code.co_names, inside
 
 
 def _text(function: FunctionType) -> str:
@@ -246,4 +277,4 @@ def _text(function: FunctionType) -> str:
         return ast.unparse(made)
     except (OSError, SyntaxError, TypeError, AttributeError):  # no file, or a lambda inside of a longer line
         code = function.__code__
-        return repr((code.co_code, code.co_names, [each for each in code.co_consts if not hasattr(each, "co_code")]))
+        return repr(_coded(code))

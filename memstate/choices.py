@@ -13,7 +13,9 @@ from memstate.kernels import interpreter, tuned
 from memstate.kernels.blocks import cut, key_sizes
 from memstate.kernels.configs import CONFIGS
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.own import Kernel
 from memstate.kernels.tables import Mamba3State
+from memstate.kernels.tuned_files import entries_of
 from memstate.sheet import Table
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
@@ -84,7 +86,10 @@ def explain(
         if (batch, ranks, ssm_dtype) != (1, 1, None):
             raise InvalidArgument(f"batch={batch}, ranks={ranks}, ssm_dtype={ssm_dtype}: expected states with them")
         asked = [_choice(kernel, key, found) for (kernel, key, of), found in tuned.ASKED.items() if of == device]
-        return Table(asked, f"what launches on {device} have taken so far")
+        so_far = "" if asked else ": nothing was launched"
+        return Table(asked, f"what launches on {device} have taken so far{so_far}", grouped=2)
+    if isinstance(states, Kernel):
+        raise InvalidArgument(f"explain({states.name}): its arguments make the key: launch it, then call explain()")
     if interpreter.interpreted() is None:
         raise ConfigurationError("explain: states need Triton, which is not installed; it exists for Linux only")
     if ssm_dtype is not None and (isinstance(states, StateLayout) or ssm_dtype not in FLOATS):
@@ -93,7 +98,8 @@ def explain(
     name, _, layout = named(states, ranks=ranks, ssm_dtype=ssm_dtype)
     architecture = tuned.architecture(here) if device == own else ""
     rows = dict.fromkeys(_rows(Planes(layout, 1, Backend("reference"), rows=1), batch, device, architecture))
-    return Table(rows, f"what launches of {name} take on {device}, batch {batch:,}")
+    known = "" if entries_of(device) or device == own else f"; no file is for {device!r}"
+    return Table(rows, f"what launches of {name} take on {device}, batch {batch:,}{known}", grouped=2)
 
 
 def _rows(planes: Planes, batch: int, device: str, architecture: str) -> Iterator[LaunchChoice]:

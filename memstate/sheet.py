@@ -228,13 +228,15 @@ class Table(list[R], Shown):
         records: Named tuples, or mappings from heading to value.
         title: One line.
         texts: Heading -> the function that writes the values below it. Others are written as in every table.
+        grouped: Number of columns that stand above the others in plain text, once for all rows that are alike there.
     """
 
     def __init__(
-        self, records: Iterable[R], title: str, texts: Mapping[str, Callable[[Any], str]] | None = None
-    ) -> None:
+        self, records: Iterable[R], title: str, texts: Mapping[str, Callable[[Any], str]] | None = None,
+        grouped: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(records)
-        self.title, self.texts = title, texts or {}
+        self.title, self.texts, self.grouped = title, texts or {}, grouped
 
     def sheet(self) -> Sheet:
         """See `Shown.sheet`."""
@@ -253,8 +255,11 @@ class Table(list[R], Shown):
         return text.plain(repr(self))
 
     def __repr__(self) -> str:
-        lines = [self.title]
+        lines, above = [self.title], self.grouped
         for shown in self.sheet().sections:
-            lines += tables.table([dict(zip(shown.heads, row, strict=True)) for row in shown.rows], tables.width())
+            heads = ("", *shown.heads[above:]) if above else shown.heads
+            rows = [(", ".join(filter(None, row[:above])), *row[above:]) if above else row for row in shown.rows]
+            cells = [dict(zip(heads, row, strict=True)) for row in rows]
+            lines += tables.table(cells, tables.width(), grouped=bool(above))
             lines += [f"... and {shown.more:,} more"] * bool(shown.more)
         return "\n".join(lines)

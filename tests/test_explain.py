@@ -72,7 +72,7 @@ def test_without_states_it_says_what_launches_of_this_process_have_taken(folders
     assert ms.explain(device="cpu") == [("gather", "unit=16,tiles=8", "warps=4 lanes=4096", "default", None)]
     double = Kernel(lambda x, block: None, lambda x: None, lambda batch, make: {}, {"block": (8, 4)}, name="double")
     double(x=torch.ones(2))
-    assert ms.explain(device="cpu")[1:] == [("double", "any=0", "block=8", "default", None)]
+    assert ms.explain(device="cpu")[1:] == [("double", "any=0", "block=8", f"default; {UNREGISTERED}", None)]
     assert ms.explain(device=H100) == []
 
 
@@ -93,6 +93,9 @@ def test_states_of_ones_own_without_parts_may_be_of_either_rule() -> None:
         assert kernels == moves + steps, layout
     (tied,) = {row.key for row in ms.explain(own(64, 16), device="cpu") if row.kernel == "selective"}
     assert tied == "dim=64,state=16,tied=0,bytes=4"
+
+
+UNREGISTERED = "not registered, so no file counts: call register()"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 
 pytest.importorskip("triton", reason="without Triton there are no kernels")
 
+from memstate.errors import ConfigurationError
 from memstate.kernels import own, tuned
 from memstate.kernels.configs import CONFIGS, CopyConfig
 from memstate.kernels.dispatch import Backend
@@ -25,6 +26,7 @@ from memstate.kernels.tuned import launch_of, trying
 from memstate_tools.bench import run
 from memstate_tools.launches import compiling
 from memstate_tools.maker import Maker
+from memstate_tools.tuning.subject import subjects
 from memstate_tools.workload import make, same_bytes
 from tests.kernels.test_tuned import DEVICE, NAME, ODD, TILES, UNIT, record, write
 from tests.proof.gpu import determinism, sanitizer, touch
@@ -32,7 +34,7 @@ from tests.proof.gpu.proved import newest_first
 from tests.proof.test_gpu_proof import Referring, on_cpu
 from tests.support.kernel_runs import not_interpreted
 from tests.support.op_case import every
-from tests.support.running_mean import case, running_mean
+from tests.support.running_mean import running_mean
 from tests.support.sources import ROOT
 from tests.test_pages import part
 
@@ -149,7 +151,7 @@ def test_every_backend_has_a_registered_operation(backend: Backend) -> None:
     torch.testing.assert_close(*outs)
     assert Backend.running_mean.__wrapped__ is running_mean.reference  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="kernel 'running_mean': the name is taken; give another one as `name=`"):
-        replace(running_mean, launch=case).register()
+        replace(running_mean, launch=lambda **given: None).register()
 
 
 @pytest.mark.usefixtures("registered")
@@ -209,7 +211,15 @@ def test_entry_points_are_loaded_once_when_an_unknown_operation_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("nowhere:ema", "No module named 'nowhere'"), ("os:sep", "has no attribute 'register'")]
+    ("value", "said"),
+    [
+        ("nowhere:ema", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("os:sep", "AttributeError: 'str' object has no"),
+        (
+            f"{running_mean.launch.__module__}:running_mean",
+            "ValueError: its kernel has the name 'running_mean': give both",
+        ),
+    ],
 )
 def test_an_entry_point_that_is_broken_is_named(
     value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,10 +228,42 @@ def test_an_entry_point_that_is_broken_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     own.load.cache_clear()
     for _ in range(2):
-        with pytest.raises(ImportError, match=f"entry point broken = {value} of memstate.kernels: .*{said}"):
+        with pytest.raises(AttributeError, match=f"entry point broken = {value} of own: {said}"):
             Backend("reference").broken  # type: ignore[attr-defined]  # noqa: B018
+        assert not hasattr(Backend("reference"), "other")  # the broken one breaks nothing else
+        with pytest.raises(ConfigurationError, match="entry point broken"):
+            subjects("broken", [])
     monkeypatch.undo()
     own.load()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"name": "class"}, "kernel 'class': expected a Python name"),
+        ({"name": "all"}, "kernel 'all': expected a Python name"),
+        ({"space": {"key_of": (1,)}, "launch": print}, "axis 'key_of': expected another Python name"),
+        ({"space": {"waves": (1,)}}, "`launch` has no parameter 'waves', an axis of `space`"),
+    ],
+)
+def test_names_that_python_or_a_launch_cannot_take_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        replace(running_mean, **given)
+
+
+def test_a_key_of_other_numbers_is_refused() -> None:
+    kernel = replace(running_mean, key=lambda given: {"size": 1.5})
+    with pytest.raises(ValueError, match=r"kernel 'running_mean': key size=1\.5, expected whole numbers"):
+        kernel(**kernel.case(1, Maker(CPU, 1)))
+
+
+@pytest.mark.usefixtures("registered")
+def test_arguments_may_have_no_names() -> None:
+    given = running_mean.case(2, Maker(CPU, 1))
+    order = ("x", "state", "read", "write", "snapshot", "tokens", "out")
+    for backend in (Backend("reference"), Backend("auto")):
+        backend.running_mean(*(given[name] for name in order))  # type: ignore[attr-defined]
+    assert not given["out"].isnan().any()
 
 
 # -- configurations ----------------------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def test_a_helper_in_another_module_counts_unless_it_is_installed(
 
 def test_the_source_of_a_kernel_has_what_it_uses_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     def hashed() -> str:
-        tuned_files.source_of.cache_clear()
+        tuned_files._source_of.cache_clear()
         return tuned_files.source_of(CopyConfig)
 
     before, code = hashed(), inspect.getsource

@@ -42,7 +42,7 @@ HELPED = {  # the kernel with helpers, which it uses in several ways
     "* RATE\n": "* rate()\n",
     "(size, BLOCK)\n": "(size, BLOCK)\n    grid = lambda meta: (batch, blocks(size, meta['BLOCK']))\n",
     "RATE.value": "next(rounded(RATE.value) for _ in range(1))",
-    "SIZE)\n    return": "SIZE).to(DTYPE).to(torch.float32)\n    return",
+    "SIZE)\n    return": "SIZE)\n    x.copy_(x.to(DTYPE))\n    return",
     "SIZE, TOKENS =": "DTYPE = torch.float32\nSIZE, TOKENS =",
     "lambda given: {": "partial(of_partial, plus=0), nbytes=lambda given: 9 if {",
     "shape[1]},": "shape[1]} else 0,",

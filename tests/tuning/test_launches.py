@@ -2,6 +2,7 @@
 
 from inspect import getmembers
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -89,10 +90,48 @@ def test_an_error_leaves_the_language_as_it_was(where: str, tmp_path: Path) -> N
     assert language() == names and text(launched()) == before
 
 
+def test_an_interrupt_while_the_language_is_patched_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, names, patched = text(launched()), language(), triton.runtime.interpreter._patch_lang
+
+    def interrupted(function: Any) -> None:
+        patched(function)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr(triton.runtime.interpreter, "_patch_lang", interrupted)
+        interpreted()
+    assert language() == names and text(launched()) == before
+
+
+def test_one_thread_at_a_time_changes_triton() -> None:
+    inside, leave, seen = Event(), Event(), list[bool]()
+
+    def other() -> None:
+        inside.wait(9)
+        with interpreting():
+            seen.append(leave.is_set())
+
+    thread = Thread(target=other)
+    thread.start()
+    with compiling("sm_90"):
+        inside.set()
+        thread.join(0.2)
+        leave.set()
+    thread.join(9)
+    assert seen == [True] and text(launched())
+
+
+def test_a_block_in_a_block_compiles_its_own_launches() -> None:
+    given = running_mean.case(3, Maker(CPU, 1))
+    with compiling("sm_90") as outer, compiling("gfx942") as inner:
+        running_mean(**given)
+        assert "amdgcn" in inner[0].compiled.asm and outer == []
+
+
 def test_a_backend_interprets_in_the_block_only() -> None:
     with interpreting(), interpreting():
         assert Backend("interpreter").name == "interpreter" == Backend("auto").name
-        with pytest.raises(ConfigurationError, match="TRITON_INTERPRET is set"), compiling("sm_90"):
+        with pytest.raises(ConfigurationError, match="or leave `interpreting"), compiling("sm_90"):
             pass
     with pytest.raises(ValueError, match="needs TRITON_INTERPRET"):
         Backend("interpreter")

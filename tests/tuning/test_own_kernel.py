@@ -30,6 +30,10 @@ RETURNED = {
     "num_warps=warps)\n": "num_warps=warps)\n    return out * 2\n",
     "] = mean\n\n": "] = mean\n    return out\n\n",
 }
+IN_TUPLES = {
+    "num_warps=warps)\n": "num_warps=warps)\n    return 0, out * 2\n",
+    "] = mean\n\n": "] = mean\n    return 0, out\n\n",
+}
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 SMALL: Any = {"batches": [1, 3]}
 
@@ -70,14 +74,28 @@ def test_a_right_kernel_is_ranked_by_its_compiled_code() -> None:
         ({"for token in range(tl.load(tokens_ptr + row))": "for token in range(1)"}, "state, out"),
         ({"most, size = x.shape\n": "most, size = x.shape\n    size -= batch == 1\n"}, "state, out"),
         (RETURNED, "the result"),
+        (IN_TUPLES, r"the result\[1\]"),
     ],
-    ids=["unmasked", "padding", "slot", "unmasked out", "before", "input", "sum", "tokens", "one row", "result"],
+    ids=[
+        "unmasked",
+        "padding",
+        "slot",
+        "unmasked out",
+        "before",
+        "input",
+        "sum",
+        "tokens",
+        "one row",
+        "result",
+        "tuple",
+    ],
 )
 def test_a_fault_is_found_and_named(edits: dict[str, str], says: str, tmp_path: Path) -> None:
     outcome = swept(tmp_path, edits, limit=1)
     (trial,) = outcome.wrong
     assert trial.value is None and outcome.best == []
-    assert re.fullmatch(rf"running_mean: {says} differs from the reference, batch [13], seed \d+", trial.why), trial.why
+    said = rf"running_mean: {says} differs from the reference, batch [13], seed \d+: .+ numbers of .+, by up to .+"
+    assert re.fullmatch(said, trial.why), trial.why
 
 
 def test_what_only_one_of_two_returns_is_not_compared(tmp_path: Path) -> None:
@@ -89,9 +107,33 @@ def test_a_kernel_that_raises_is_named(tmp_path: Path) -> None:
     assert trial.why.startswith("running_mean raises InterpreterError: ") and not trial.checked
 
 
+def test_a_kernel_that_is_wrong_for_many_rows_only_is_found(tmp_path: Path) -> None:
+    kernel = imported(tmp_path, source({"most, size = x.shape\n": "most, size = x.shape\n    size -= batch > 4\n"}))
+    (trial,) = tuning.sweep(kernel.running_mean, limit=1).wrong
+    assert "batch 8" in trial.why
+
+
+def test_a_tensor_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"`case` takes 'x' from elsewhere.* let `make.empty"):
+        swept(tmp_path, {"make.normal(batch, TOKENS, SIZE)": "torch.ones(batch, TOKENS, SIZE)"})
+
+
+def test_a_launch_that_fails_for_one_configuration_ends_no_sweep(tmp_path: Path) -> None:
+    outcome = swept(tmp_path, {"most, size = x.shape\n": "most, size = x.shape\n    assert BLOCK == 128\n"}, limit=2)
+    assert [trial.checked for trial in outcome.trials] == [True, False]
+
+
+def test_a_sweep_takes_no_random_number_of_the_process(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    swept(tmp_path, {}, limit=1)
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))
+
+
 def test_a_case_that_differs_from_call_to_call_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"'running_mean': x differs between two cases of .* values from `make`"):
-        swept(tmp_path, {"make.normal(batch, TOKENS, SIZE)": "torch.randn(batch, TOKENS, SIZE)"})
+        swept(tmp_path, {"make.normal(batch, TOKENS, SIZE)": "make.empty(batch, TOKENS, SIZE).normal_()"})
 
 
 def test_a_case_without_arguments_or_states_is_refused() -> None:

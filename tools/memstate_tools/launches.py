@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from threading import RLock
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -26,6 +27,9 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, 
     "gfx942": ("hip", "gfx942", 64),
     "gfx950": ("hip", "gfx950", 64),
 }
+
+
+ONE = RLock()  # one thread at a time: both contexts change Triton for the whole process
 
 
 @dataclass
@@ -101,7 +105,7 @@ def compiling(target: str) -> Iterator[list[Launch]]:
 
     require_compiler()
     seen: list[Launch] = []
-    launch = JITFunction.run
+    launch = getattr(JITFunction.run, "launch", JITFunction.run)  # Triton's own, also inside of another block
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
         arguments = dict(zip(kernel.arg_names, args, strict=False)) | given
@@ -109,7 +113,8 @@ def compiling(target: str) -> Iterator[list[Launch]]:
         make = lambda: launch(kernel, *args, grid=grid, warmup=True, **given)  # noqa: E731
         seen.append(Launch(kernel, arguments, size, target, make))
 
-    with patch.object(JITFunction, "run", run), patch.object(_triton_driver(), "_active", _nowhere(target)):
+    run.launch = launch  # type: ignore[attr-defined]
+    with ONE, patch.object(JITFunction, "run", run), patch.object(_triton_driver(), "_active", _nowhere(target)):
         yield seen
 
 
@@ -140,8 +145,26 @@ def interpreting() -> Iterator[None]:
 
     replaced = patch.multiple(JITFunction, run=run, __call__=call)
     somewhere = patch.object(_triton_driver(), "_active", _nowhere("sm_90"))  # launches ask how wide a warp is
-    with replaced, somewhere, patch.object(interpreter, "interpreted", lambda: True):
+    with ONE, _language_kept(), replaced, somewhere, patch.object(interpreter, "interpreted", lambda: True):
         yield
+
+
+@contextmanager
+def _language_kept() -> Iterator[None]:
+    """Gives Triton's language back as it was, even if the interpreter was interrupted while it patched it."""
+    import triton.language as tl
+
+    owners = tl, tl.core, tl.math, tl.core.tensor, tl.core.tensor_descriptor_base
+    before = [dict(vars(owner)) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, names in zip(owners, before, strict=True):
+            for name, value in dict(vars(owner)).items():
+                if name not in names:
+                    delattr(owner, name)
+                elif value is not names[name]:
+                    setattr(owner, name, names[name])
 
 
 def kernels() -> Backend:
@@ -157,7 +180,7 @@ def require_compiler() -> None:
     if interpreted is None:
         raise ConfigurationError("compiling kernels needs Triton, which is not installed; it exists for Linux only")
     if interpreted:
-        raise ConfigurationError("TRITON_INTERPRET is set, so this process cannot compile kernels: unset it")
+        raise ConfigurationError("kernels are interpreted here: unset TRITON_INTERPRET, or leave `interpreting()`")
 
 
 class _Nowhere(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 POISON = 255  # every byte: NaN as a float of any type, -1 as an integer
-MARGIN = 256  # bytes before and behind a tensor
+MARGIN = 1 << 17  # bytes before and behind a tensor, at least
 
 
 class Maker:
@@ -32,21 +32,24 @@ class Maker:
     def __init__(self, device: torch.device, seed: int, padded: bool = False) -> None:
         self.device, self.padded = device, padded
         self.generator = torch.Generator(device).manual_seed(seed)
-        self._whole: list[Tensor] = []
+        self._whole: list[tuple[Tensor, int]] = []  # memory, bytes of poison at each end
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(each.nbytes for each in self._whole)
+        return sum(whole.nbytes for whole, _ in self._whole)
 
-    def arena(self, nbytes: int) -> Tensor:
-        """Returns poisoned bytes with poison around them."""
-        self._whole.append(torch.full((nbytes + 2 * MARGIN,), POISON, dtype=torch.uint8, device=self.device))
-        return self._whole[-1][MARGIN : MARGIN + nbytes]
+    def arena(self, nbytes: int, margin: int = MARGIN) -> Tensor:
+        """Returns poisoned bytes with `margin` bytes of poison before and behind them."""
+        whole = torch.full((nbytes + 2 * margin,), POISON, dtype=torch.uint8, device=self.device)
+        self._whole.append((whole, margin))
+        return whole[margin : margin + nbytes]
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns a contiguous tensor of poison: NaN, or -1."""
-        return self.arena(prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        """Returns a contiguous tensor of poison: NaN, or -1. There is room for a wrong slot before and behind it."""
+        nbytes = prod(shape) * dtype.itemsize
+        margin = max(MARGIN, 2 * nbytes // max(1, *shape[:1]) & -MARGIN)
+        return self.arena(nbytes, margin).view(dtype).view(shape)
 
     def like(self, tensor: Tensor) -> Tensor:
         """Returns a tensor of poison with the shape and dtype of another one."""
@@ -89,7 +92,12 @@ class Maker:
             names: Address of a tensor -> its name.
         """
         found: dict[str, Tensor] = {}
-        for number, whole in enumerate(self._whole):
-            name = names.get(whole.data_ptr() + MARGIN, f"tensor {number}")
-            found |= {f"memory before {name}": whole[:MARGIN], f"memory behind {name}": whole[-MARGIN:]}
+        for number, (whole, margin) in enumerate(self._whole):
+            name = names.get(whole.data_ptr() + margin, f"tensor {number}")
+            found |= {f"memory before {name}": whole[:margin], f"memory behind {name}": whole[-margin:]}
         return found
+
+    def made(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor lies in memory that was made here."""
+        address = tensor.untyped_storage().data_ptr()
+        return any(whole.data_ptr() == address for whole, _ in self._whole)

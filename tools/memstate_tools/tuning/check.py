@@ -61,7 +61,8 @@ def wrong(config: Config, subject: Subject, batches: Sequence[int], backend: Bac
                 blame_cache(error)
                 return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
             if differ:
-                return f"{name}: {differ} differs from the reference, batch {batch}, seed {seed}"
+                far = tried.distance(expected, differ.split(", ")[0])
+                return f"{name}: {differ} differs from the reference, batch {batch}, seed {seed}: {far}"
         return ""
 
     return next(filter(None, (compared(batch, seed + at) for at, batch in enumerate(batches))), "")

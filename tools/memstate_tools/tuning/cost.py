@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from memstate.errors import CompileFailed
+from memstate.errors import CompileFailed, ConfigurationError
 from memstate.kernels.configs import Config
 from memstate.kernels.tuned import trying
 from memstate_tools.compile.accesses import WIDE_BITS, accesses, plane_accesses
@@ -84,13 +84,17 @@ class Compiler:
         return replace(found, programs=None) if free else found
 
     def _cost(self, config: Config) -> Cost:
-        with compiling(self._target) as seen, trying(config):
-            for act in self._workload.acts.values():
-                act()
         try:
+            with compiling(self._target) as seen, trying(config):
+                for act in self._workload.acts.values():
+                    act()
             made = [_figures(launch, self._workload.states) for launch in seen]
         except CompileFailed as failure:
             return Cost(why=f"does not compile: {failure}")
+        except ConfigurationError:
+            raise
+        except Exception as error:  # a launch of somebody's own
+            return Cost(why=f"cannot be launched: {type(error).__name__}: {error}")
         return worst(self._target, made)
 
 

@@ -62,8 +62,7 @@ def plot(outcome: Result, kind: str = "bars") -> "Figure":
         left_out = sum(trial.value is None for trial in trials)
         axes.set_title(f"{kernel}, {key}" + (f"; {left_out} excluded" if left_out else ""), fontsize=8, loc="left")
         panel(axes, trials, outcome)
-    how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code"
-    drawn.suptitle(f"{figure.plain(outcome.device)}, {how}{'' if outcome.complete else ', incomplete'}")
+    drawn.suptitle(figure.plain(outcome.title))
     return drawn
 
 

@@ -137,7 +137,7 @@ class Result(Shown):
                 figures = {name: trial.details.get(name) for name in ("registers", "programs")}
                 row |= {"weight": weight, "note": note, **figures}
             rows.append(row)
-        return Table(rows, self.title)
+        return Table(rows, self.title, grouped=2)
 
     def sheet(self) -> Any:
         """See `Shown.sheet`."""

@@ -50,7 +50,7 @@ class Subject:
     @cached_property
     def source_of_launch(self) -> str:
         """Hash of the kernel and of what chooses its launch."""
-        return source_of(self.kind)  # type: ignore[arg-type]  # classes are hashable
+        return source_of(self.kind)
 
     @cached_property
     def source(self) -> str:
@@ -89,13 +89,12 @@ def subjects(kernels: object, models: Iterable[Model]) -> list[Subject]:
         kernels = (kernels,)
     if not isinstance(kernels, Sequence) or not kernels:
         raise InvalidArgument(f"kernels {kernels!r}: expected {', '.join(CONFIGS)}, all, or a Kernel of your own")
-    try:
-        own.load()
-    except ImportError as error:
-        raise ConfigurationError(str(error)) from error
+    failed = own.load()
     found: list[Subject] = []
     for kernel in kernels:
         known = own.KERNELS.get(kernel, kernel) if isinstance(kernel, str) else kernel
+        if isinstance(known, str) and known in failed:
+            raise ConfigurationError(failed[known])
         if isinstance(known, Kernel):
             others = {each.kind.kernel for each in found if each.kernel is not known}
             if known.name in others | (CONFIGS.keys() - own.KERNELS):

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from math import inf
 from pathlib import Path
+from secrets import randbelow
 from statistics import geometric_mean
 from typing import Any
 
@@ -24,7 +26,7 @@ from memstate_tools.launches import TARGETS, compiling, interpreting, require_co
 from memstate_tools.launches import kernels as seen_kernels
 from memstate_tools.models import model_of
 from memstate_tools.tuning.check import wrong
-from memstate_tools.tuning.cost import UNIT, Compiler
+from memstate_tools.tuning.cost import UNIT, Compiler, Cost
 from memstate_tools.tuning.grid import Axes, axes_of, combinations, one_at_a_time
 from memstate_tools.tuning.outcome import Sweep
 from memstate_tools.tuning.result import RATE, Trial
@@ -34,7 +36,7 @@ from memstate_tools.tuning.trials import TrialFile
 from memstate_tools.workload import Workload, fitting
 
 BATCHES = (1, 8, 64)  # slots that are moved, or rows of a step
-INTERPRETED_ROWS = 3  # the largest batch that an interpreter checks
+INTERPRETED_ROWS, OWN_ROWS = 3, 8  # the largest batch that an interpreter checks of memstate's kernels, of others
 CPU_BYTES = 2**30  # memory of a workload that is only compiled
 COPIES = 3  # workloads that are in memory together, at most: tried, expected, and what torch keeps
 
@@ -56,7 +58,7 @@ def sweep(
     progress: Progress | None = None,
     report: Callable[[Trial], None] | None = None,
     stop: Callable[[], bool] | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> Sweep:
     """Tries launch configurations of kernels.
@@ -100,12 +102,22 @@ def sweep(
         raise InvalidArgument(f"target {target!r}: expected one of {', '.join(TARGETS)}")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidArgument(f"limit {limit}: at least 1 configuration must be tried")
-    if not batches or any(type(batch) is not int or batch < 1 for batch in batches):
+    if (
+        not isinstance(batches, Sequence)
+        or not batches
+        or any(type(batch) is not int or batch < 1 for batch in batches)
+    ):
         raise InvalidArgument(f"batches {batches!r}: expected whole numbers of rows from 1")
-    if not dtypes or not all(dtype is None or isinstance(dtype, torch.dtype) for dtype in dtypes):
+    if (
+        not isinstance(dtypes, Sequence)
+        or not dtypes
+        or not all(dtype is None or isinstance(dtype, torch.dtype) for dtype in dtypes)
+    ):
         raise InvalidArgument(f"dtypes {dtypes!r}: expected dtypes of torch, or None for that of the model")
+    if space is not None and not isinstance(space, Mapping):
+        raise InvalidArgument(f"space {space!r}: expected axis -> values")
     every = subjects(kernels, [model_of(states, ranks, dtype) for dtype in dtypes])
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and stopwatch is None:
         clock = DeviceClock(device)
         stopwatch = lambda act: clock.alone(act).device  # noqa: E731  (device time with a cold cache)
@@ -158,7 +170,15 @@ def _key(kind: type[Config], workload: Workload) -> str:
     """Launches the calls of a workload. Returns the key that they ask for."""
     with trying(kind()):
         for act in workload.acts.values():
-            act()
+            try:
+                act()
+            except ValueError:
+                raise
+            except Exception as error:  # of a kernel of somebody's own
+                raise InvalidArgument(
+                    f"kernel {kind.kernel!r} cannot be launched: {type(error).__name__}: {error}; choices of"
+                    " @triton.autotune belong into `space`"
+                ) from error
         return last_key(kind.kernel)
 
 
@@ -185,13 +205,14 @@ class _Ranking:
             return _key(subject.kind, workload)
 
     def trial(self, subject: Subject, key: str, config: Config) -> Trial:
-        rows = sorted({1, min(self._batches[-1], INTERPRETED_ROWS)})
+        rows = sorted({1, min(self._batches[-1], INTERPRETED_ROWS if subject.model else OWN_ROWS)})
         with interpreting():
-            bad = wrong(config, subject, rows, Backend("interpreter"), True, torch.seed() % 2**31)
-        cost = self._compiler.cost(config)
+            bad = wrong(config, subject, rows, Backend("interpreter"), True, randbelow(2**31))
+        cost = Cost() if bad else self._compiler.cost(config)
         why = bad or cost.why
         value, details = None if why else cost.weight, asdict(cost)
-        return Trial(subject.kind.kernel, key, config, not bad, value, UNIT, why, details)
+        unit = UNIT if cost.narrowest_bulk_access_bits else "register bytes of a thread"  # states are not known
+        return Trial(subject.kind.kernel, key, config, not bad, value, unit, why, details)
 
 
 class _Timing:
@@ -209,7 +230,7 @@ class _Timing:
     def _free(self) -> int:
         if self._on_gpu:
             torch.cuda.empty_cache()  # `mem_get_info` asks the driver, which counts cached memory as used
-        return torch.cuda.mem_get_info(self._device)[0] if self._on_gpu else 2**20
+        return torch.cuda.mem_get_info(self._device)[0] if self._on_gpu else 2**26
 
     def yardstick(self, every: Sequence[Subject]) -> dict[str, float]:
         """Returns the rate of a plain copy for each batch of slots: bytes read and written per second."""
@@ -223,7 +244,7 @@ class _Timing:
     def begin(self, subject: Subject) -> str:
         """Makes the workloads that are timed. Returns the key of their launches."""
         self._workloads: dict[int, Workload] = {}  # the memory of the last ones is free
-        free, toy, seed = self._free, not self._on_gpu, torch.seed() % 2**31
+        free, toy, seed = self._free, not self._on_gpu, randbelow(2**31)
         with self._here():
             backend = Backend("auto", self._device)
             one = subject.workload(1, backend, seed, toy).memory
@@ -236,7 +257,7 @@ class _Timing:
         return key
 
     def trial(self, subject: Subject, key: str, config: Config) -> Trial:
-        kernel, seed = subject.kind.kernel, torch.seed() % 2**31
+        kernel, seed = subject.kind.kernel, randbelow(2**31)
         with self._here():
             bad = wrong(config, subject, self._rows, Backend("auto", self._device), not self._on_gpu, seed)
             if bad:
@@ -259,8 +280,12 @@ class _Timing:
     def _times(self, config: Config) -> dict[str, Any]:
         """Returns "operation, batch" -> (seconds, bytes)."""
         with trying(config):
-            return {
+            spent = {
                 f"{op}, {size}": (self._stopwatch(act), workload.nbytes[op])
                 for size, workload in self._workloads.items()
                 for op, act in workload.acts.items()
             }
+        for name, (seconds, nbytes) in spent.items():
+            if not (0 < seconds < inf and 0 < nbytes < inf):
+                raise InvalidArgument(f"{name}: {nbytes} bytes in {seconds} seconds: expected positive numbers")
+        return spent

@@ -32,6 +32,8 @@ class TrialFile:
         if path is None:
             return
         try:
+            if path.exists() and not path.is_file():
+                raise InvalidArgument(f"file {str(path)!r}: expected a file")
             with open(path, "a+", encoding="utf-8") as file:
                 file.seek(0)
                 lines = file.read().split("\n")
@@ -39,7 +41,9 @@ class TrialFile:
                     self._read(line, f"file {str(path)!r}, line {number}")
                 if lines[-1]:  # the process that wrote it was killed
                     file.write("\n")
-        except (OSError, UnicodeError) as error:
+        except InvalidArgument:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"file {str(path)!r}: {error}") from error
 
     def _read(self, line: str, where: str) -> None:
@@ -55,7 +59,10 @@ class TrialFile:
         trial = self._found.get(self._hash(config, key, source))
         if trial is None:
             return None
-        return Trial(**{name: value for name, value in trial.items() if name != "of"} | {"config": config})
+        try:
+            return Trial(**{name: value for name, value in trial.items() if name != "of"} | {"config": config})
+        except TypeError as error:
+            raise InvalidArgument(f"file {str(self._path)!r}: {error}: name another file") from error
 
     def add(self, trial: Trial, source: str) -> None:
         """Writes a trial at once."""

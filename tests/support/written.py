@@ -1,5 +1,6 @@
 """Registers an operation of one's own; writes its file anew, with edits, and imports what was written."""
 
+import linecache
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ def imported(folder: Path, text: str) -> ModuleType:
     """Writes a module into a folder, and imports it as a process would that sees it for the first time."""
     path = folder / f"{NAME}.py"
     path.write_text(text, encoding="utf-8")
+    linecache.clearcache()  # a file of the same size, written at once, looks like the old one
     spec = spec_from_file_location(NAME, path)
     assert spec and spec.loader
     sys.modules[NAME] = module = module_from_spec(spec)

@@ -34,6 +34,7 @@ IN_TUPLES = {
     "num_warps=warps)\n": "num_warps=warps)\n    return 0, out * 2\n",
     "] = mean\n\n": "] = mean\n    return 0, out\n\n",
 }
+torch.set_num_threads(1)  # a child of this process has none of its threads
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 SMALL: Any = {"batches": [1, 3]}
 

@@ -37,6 +37,7 @@ from memstate_tools.workload import Workload, fitting
 
 BATCHES = (1, 8, 64)  # slots that are moved, or rows of a step
 INTERPRETED_ROWS, OWN_ROWS = 3, 8  # the largest batch that an interpreter checks of memstate's kernels, of others
+CHECKED_ROWS = 8  # the largest batch of memstate's kernels that a device checks: their references go row by row
 CPU_BYTES = 2**30  # memory of a workload that is only compiled
 COPIES = 3  # workloads that are in memory together, at most: tried, expected, and what torch keeps
 
@@ -251,7 +252,7 @@ class _Timing:
             sizes = fitting(self._batches, COPIES * one, free)
             self._workloads = {size: subject.workload(size, backend, seed, toy) for size in sizes}
             key = _key(subject.kind, self._workloads[sizes[0]])
-        self._rows = sorted({1, sizes[-1]})
+        self._rows = sorted({1, min(sizes[-1], CHECKED_ROWS) if subject.model else sizes[-1]})
         self._default = 0.0
         self._compiler = Compiler(subject.workload(1, seen_kernels(), 0), self.architecture) if self._on_gpu else None
         return key

@@ -75,9 +75,9 @@ def imported(folder: Path, text: str) -> ModuleType:
     """Writes a module into a folder, and imports it as a process would that sees it for the first time."""
     path = folder / f"{NAME}.py"
     path.write_text(text, encoding="utf-8")
-    linecache.clearcache()  # a file of the same size, written at once, looks like the old one
+    linecache.clearcache()  # to Python, a file of the same size and second is the old one
     spec = spec_from_file_location(NAME, path)
     assert spec and spec.loader
     sys.modules[NAME] = module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    exec(compile(text, path, "exec"), vars(module))  # bytecode that is kept may be of the old file, too
     return module

@@ -114,9 +114,13 @@ def test_a_kernel_that_is_wrong_for_many_rows_only_is_found(tmp_path: Path) -> N
     assert "batch 8" in trial.why
 
 
-def test_a_tensor_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"`case` takes 'x' from elsewhere.* let `make.empty"):
-        swept(tmp_path, {"make.normal(batch, TOKENS, SIZE)": "torch.ones(batch, TOKENS, SIZE)"})
+def test_a_tensor_that_was_computed_has_poison_around_it(tmp_path: Path) -> None:
+    computed = {"make.normal(batch, TOKENS, SIZE)": "make.normal(batch, TOKENS, SIZE).abs()"}
+    assert swept(tmp_path, computed, limit=1).wrong == []
+    (trial,) = swept(
+        tmp_path, computed | {OUT_STORE: OUT_STORE + "\n    tl.store(x_ptr - 1 - row, 0.0)"}, limit=1
+    ).wrong
+    assert "memory before x" in trial.why
 
 
 def test_a_launch_that_fails_for_one_configuration_ends_no_sweep(tmp_path: Path) -> None:

@@ -120,14 +120,12 @@ def _own(kernel: Kernel, batch: int, backend: Backend, make: Maker) -> Workload:
     given = kernel.case(batch, make)
     if not isinstance(given, dict):
         raise InvalidArgument(f"kernel {kernel.name!r}: `case` returned {given!r}, expected arguments by name")
+    for name, each in given.items():  # what is made of the maker's tensors gets poison around it as well
+        if isinstance(each, Tensor) and each.is_contiguous() and not make.made(each):
+            given[name] = make.like(each).copy_(each)
     tensors = dict(tensors_in(given))
     if missing := [name for name in kernel.state if name not in tensors]:
         raise InvalidArgument(f"kernel {kernel.name!r}: `case` makes no tensor {missing[0]!r}, which `state` names")
-    if foreign := [name for name, each in tensors.items() if not make.made(each)]:
-        raise InvalidArgument(
-            f"kernel {kernel.name!r}: `case` takes {foreign[0]!r} from elsewhere, so nobody sees what is written around"
-            " it: let `make.empty(...)` make it, and `copy_` values into it"
-        )
     written = dict(tensors)
 
     def act() -> None:

@@ -122,7 +122,7 @@ def read(path: Path) -> dict[str, Any]:
         _require_keys(f"{where}: made", made, MADE, optional=tuple(MADE))
         if not entry["checked"]:
             raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
-        if kernel not in CONFIGS or CONFIGS[kernel].functions:  # an operation of somebody's own
+        if kernel not in CONFIGS or CONFIGS[kernel].functions:  # memstate does not know its keys and axes
             continue
         entry["key"] = key = _whole(CONFIGS[kernel].key, key)
         if not key or (one := (kernel, key, *sorted(made.items()))) in seen:

@@ -1,10 +1,26 @@
-"""Makes the results of sweeps that nobody ran, for tests of what is chosen, shown and stored."""
+"""An empty folder of configurations, and results of sweeps that nobody ran, for tests of what is chosen and stored."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memstate.kernels import tuned, tuned_files
 from memstate.kernels.configs import CopyConfig
 from memstate_tools.tuning import Sweep, Trial
 from memstate_tools.tuning.cost import UNIT
 from memstate_tools.tuning.grid import axes_of, one_at_a_time
 from memstate_tools.tuning.result import RATE
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's folder of configurations, empty; no shipped file exists, and the process has read no file."""
+    monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "user"))
+    tuned.forget()
+    yield tmp_path / "user"
+    tuned.forget()
 
 
 def copies(timed: bool, limit: int | None = None) -> list[CopyConfig]:

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,13 @@ from memstate.kernels import tuned, tuned_files
 from memstate.kernels.configs import CopyConfig
 from memstate.kernels.tuned import config_of
 from memstate_tools.tuning.store import document, require_folder, store, versions
+from tests.support import swept
 from tests.support.swept import copies, outcome_of
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 FILE = {"format", "device", "date", "versions", "timed", "yardstick", "entries"}
+folder = swept.folder
 ENTRY = {"kernel", "key", "config", "value", "unit", "checked"}
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's folder of configurations, empty; no shipped file exists, and the process has read no file."""
-    monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "user"))
-    tuned.forget()
-    yield tmp_path / "user"
-    tuned.forget()
 
 
 def test_the_document_has_the_file_and_every_trial(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Tests sweeps of memstate's kernels: the keys of their trials, what is refused, and timing with a pretended clock."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memstate.errors import InvalidArgument
-from memstate.kernels import copy, tuned, tuned_files
+from memstate.kernels import copy, tuned
 from memstate.kernels.configs import ConvConfig, CopyConfig, GatherConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import config_of
@@ -24,6 +24,7 @@ from memstate_tools.models import model_of, toy_of
 from memstate_tools.tuning.cost import Compiler
 from memstate_tools.tuning.store import document
 from memstate_tools.tuning.subject import Subject
+from tests.support import swept
 from tests.support.running_mean import running_mean
 from tests.support.swept import copies
 from tests.support.written import registered
@@ -31,17 +32,8 @@ from tests.support.written import registered
 CPU = torch.device("cpu")
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 FALCON = replace(model_of("falcon_mamba").layout, layers=2)
+folder = swept.folder
 sweep = partial(tuning.sweep, limit=1, batches=[1, 2])
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's folder of configurations, empty; no shipped file exists, and the process has read no file."""
-    monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "user"))
-    tuned.forget()
-    yield tmp_path / "user"
-    tuned.forget()
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 from memstate.errors import InvalidArgument
-from memstate.kernels import copy, tuned, tuned_files
+from memstate.kernels import copy, tuned_files
 from memstate.kernels.configs import CopyConfig
 from memstate.kernels.tuned import config_of
 from memstate_tools import tuning
+from tests.support import swept
 from tests.support.command import Done, memstate
 from tests.support.swept import copies, outcome_of
 from tests.tuning.test_store import FILE
@@ -28,17 +28,8 @@ from tests.tuning.test_store import FILE
 CPU = torch.device("cpu")
 OWN = "tests.support.running_mean:running_mean"
 LAYOUT = {"layers": 3, "planes": [{"name": "ssm", "shape": [5000], "dtype": "float32"}]}
+folder = swept.folder
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's folder of configurations, empty; no shipped file exists, and the process has read no file."""
-    monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "user"))
-    tuned.forget()
-    yield tmp_path / "user"
-    tuned.forget()
 
 
 def tune(*given: object) -> Done:

@@ -93,7 +93,7 @@ class Compiler:
             return Cost(why=f"does not compile: {failure}")
         except ConfigurationError:
             raise
-        except Exception as error:  # a launch of somebody's own
+        except Exception as error:  # own kernels can raise any error
             return Cost(why=f"cannot be launched: {type(error).__name__}: {error}")
         return worst(self._target, made)
 
@@ -111,12 +111,12 @@ def worst(target: str, made: Sequence[Figures]) -> Cost:
 
 def _figures(launch: Launch, states: Sequence[Tensor]) -> Figures:
     compiled = reporting(launch.kernel.__name__, launch.target, lambda: launch.compiled)
-    signature = compiled.src.signature
-    arguments = [name for name, kind in signature.items() if kind != "constexpr"]
-    pointers = [name for name in arguments if signature[name].startswith("*")]
+    pointers = [name for name, kind in launch.types.items() if kind.startswith("*")]
     bits, used = [0], resources(compiled.asm)
     if moved := set(launch.arguments_in(states)).intersection(pointers):
-        bits = [each.bits for each in plane_accesses(accesses(compiled.asm["llir"], arguments), moved, pointers)] or [0]
+        bits = [
+            each.bits for each in plane_accesses(accesses(compiled.asm["llir"], list(launch.types)), moved, pointers)
+        ] or [0]
     weight = used.registers * 4 * 8 / sum(bits) if any(bits) else 0.0
     programs = prod(launch.grid)
     return Figures(used.registers, used.spill_bytes, compiled.metadata.shared, min(bits), programs, weight)

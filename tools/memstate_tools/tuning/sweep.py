@@ -175,7 +175,7 @@ def _key(kind: type[Config], workload: Workload) -> str:
                 act()
             except ValueError:
                 raise
-            except Exception as error:  # of a kernel of somebody's own
+            except Exception as error:  # own kernels can raise any error
                 raise InvalidArgument(
                     f"kernel {kind.kernel!r} cannot be launched: {type(error).__name__}: {error}; choices of"
                     " @triton.autotune belong into `space`"

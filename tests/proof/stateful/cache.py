@@ -112,7 +112,8 @@ class Start:
 
     size: tokens that the row has pages for. wants: (length, kind) of all marks. asked: (length, kind) of the marks that
     the request names. origin: the snapshot or row whose state the new row reads or copies. taken: whether the new row
-    takes over the slot of the origin. moved: states that a session hands over to the row. shared: pages of the prefix.
+    takes over the slot of the origin. moved: states that a session hands over to the row. reads: a state of the session
+    that a fork of it has, too, so that the row reads it and does not take it. shared: pages of the prefix.
     hit: a longer state in host memory, which is loaded first. away: the session of the request, if the session makes
     way for its own turn. given: the part of the prompt that the request names. reach: tokens whose KV the caller has;
     None if the caller does not say.
@@ -127,6 +128,7 @@ class Start:
     salt: Hashable = None
     talk: Talk | None = None
     moved: Sequence[Kept] = ()
+    reads: Kept | None = None
     shared: Sequence[int] = ()
     match: Found | None = None
     lease: Lease | None = None
@@ -542,12 +544,53 @@ class Cache(Ledger):
 
     @property
     def in_talks(self) -> int:
-        return sum(len(talk.kept) for talk in self.talks)
+        return len({one.register for talk in self.talks for one in talk.kept})
+
+    def shared(self, talk: Talk, one: Kept) -> bool:
+        """Says whether a fork of a session has this state, too."""
+        return any(one in other.kept for other in self.talks if other is not talk)
+
+    def stays(self, talk: Talk, one: Kept) -> bool:
+        """Says whether a state stays when its session lets go of it: a fork has it, or a row will read it."""
+        return self.pins[one.register] > 0 or self.shared(talk, one)
+
+    def fork_pages(self, talk: Talk) -> int:
+        """Returns the number of pages that a fork of a session copies."""
+        return len(talk.pages) - (talk.kept[0].length // self.settings.page_size if talk.kept else 0)
+
+    def fork_talk(self, talk: Talk, name: Hashable) -> tuple[Talk, list[tuple[int, int]]]:
+        """Opens a session with the newest state of another. Returns it, and (to, of) of the page to copy."""
+        whole = len(talk.pages) - self.fork_pages(talk)
+        shared, partial = talk.pages[:whole], talk.pages[whole:]
+        self.starting = [talk]
+        self.free_some_pages(len(partial))
+        self.starting = []
+        fresh = [page for page in range(1, self.settings.pages + 1) if not self.page_users[page]][: len(partial)]
+        twin = self.open_talk(name, talk.priority, talk.ttl)
+        twin.text, twin.told, twin.salt, twin.kept = talk.text, talk.told, talk.salt, talk.kept[:1]
+        twin.pages, twin.asked, twin.parted = shared + fresh, talk.asked, talk.parted
+        self.page_users.update(twin.pages)
+        if talk.lease:
+            self.leases.append(lease := Lease(talk.lease.entry, talk.lease.salt))
+            twin.lease = lease
+        return twin, list(zip(fresh, partial, strict=True))
+
+    def _let_go(self, talk: Talk, states: Sequence[Kept]) -> None:
+        """Releases states of a session, except those of a fork. A state that a row will read goes after this."""
+        alone = [one for one in states if not self.shared(talk, one)]
+        gone = [one for one in alone if not self.pins[one.register]]
+        self.record_releases([one.register for one in gone])  # those that a row has taken hold nothing
+        for one in alone:
+            one.dropped = one not in gone
+        for one in gone:
+            del self.kept[one.register]
+            self.free_holders.append({one.register})
 
     @property
     def ready_to_go(self) -> int:
         """Number of states that can make way when slots are short."""
-        return self.evictable_states + sum(len(talk.kept) for talk in self.idle())
+        given = {one.register for talk in self.idle() for one in talk.kept if not self.pins[one.register]}
+        return self.evictable_states + len(given - {one.register for talk in self.starting for one in talk.kept})
 
     @property
     def pages_ready_to_go(self) -> int:
@@ -592,13 +635,13 @@ class Cache(Ledger):
         """Empties a session. Its states of whole pages move to the cache; its other states are released."""
         handed = []
         if self.settings.prefix and not self.expired(talk):
-            for one in [one for one in reversed(talk.kept) if self.floor(one.length) == one.length]:
+            whole = [one for one in reversed(talk.kept) if self.floor(one.length) == one.length]
+            for one in [one for one in whole if not self.stays(talk, one)]:
                 if entry := self._adopt(one, talk):
                     handed.append(one)
                     talk.own[entry] = entry.uses
             self.leaves(talk, 0)
         talk.kept = [one for one in talk.kept if one not in handed]
-        self.record_releases([one.register for one in talk.kept])
         lease = talk.lease
         self._empty(talk)
         if lease:
@@ -636,21 +679,19 @@ class Cache(Ledger):
         if not start.talk:
             return 0, 0
         alone = sum(self.page_users[page] == 1 for page in start.talk.pages[self._resumed(start) :])
-        return len(start.talk.kept) - len(start.moved), alone
+        given = [one for one in start.talk.kept if one not in start.moved and not self.stays(start.talk, one)]
+        return len(given), alone
 
     def _resumed(self, start: Start) -> int:
         """Returns the number of pages that a turn keeps of its session."""
-        return self.pages_for(start.length) if start.moved else 0
+        return self.pages_for(start.length) if start.moved or start.reads else 0
 
     def give_back(self, start: Start) -> None:
         talk = start.talk
         assert talk
-        left = [one for one in talk.kept if one not in start.moved]
-        self.record_releases([one.register for one in left])
-        for one in left:
-            del self.kept[one.register]
-            self.free_holders.append({one.register})
-        talk.kept = list(start.moved)
+        used = [*start.moved, *([start.reads] if start.reads else [])]
+        self._let_go(talk, [one for one in talk.kept if one not in used])
+        talk.kept = used
         self._release_pages(talk, self._resumed(start))
 
     def _release_pages(self, talk: Talk, left: int) -> None:
@@ -734,9 +775,7 @@ class Cache(Ledger):
         return not filled or not self.settings.pages or self.page_users[row.pages[page]] == 1
 
     def _empty(self, talk: Talk) -> None:
-        for one in talk.kept:
-            del self.kept[one.register]
-            self.free_holders.append({one.register})
+        self._let_go(talk, talk.kept)
         self._release_pages(talk, 0)
         talk.kept, talk.lease = [], None
 
@@ -745,7 +784,6 @@ class Cache(Ledger):
             talk.closing = True
             return
         self.talks.remove(talk)
-        self.record_releases([one.register for one in talk.kept])
         lease = talk.lease
         self._empty(talk)
         if lease:

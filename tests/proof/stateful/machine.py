@@ -178,9 +178,9 @@ class Machine:
         """Compares with the model: counts of the host, raw tensors of the device, and every byte. Sends nothing."""
         model, mem, registers = self.model, self.mem, self.registers
         count = model.register_count
-        held, known = _dense(dict.fromkeys(model.held, True), count), _dense(model.known, count)
-        self._same("held on the host", registers.held.tolist(), held)
-        self._same("labels on the host", registers.labels.tolist(), known)
+        held, known = [register in model.held for register in range(count)], _dense(model.known, count)
+        self._same("held on the host", registers.held.tolist(), held, self._register)
+        self._same("labels on the host", registers.labels.tolist(), known, self._register)
         rows = [model.rows.get(number) for number in range(model.row_count + 1)]
         for name in self.columns:
             told = [getattr(row, name) if row else 0 for row in rows]
@@ -216,7 +216,8 @@ class Machine:
             told[self.starts[name] : self.starts[name] + len(numbers)] = numbers
         if not np.array_equal(seen, told):
             for name, numbers in columns.items():
-                self._same(name, seen[self.starts[name] : self.starts[name] + len(numbers)].tolist(), numbers)
+                seen_here = seen[self.starts[name] : self.starts[name] + len(numbers)].tolist()
+                self._same(name, seen_here, numbers, *[self._register] * (name in ("slots", "labels")))
             raise AssertionError("cells between the columns have changed")
 
     def _look_at_the_rest(self) -> None:
@@ -307,6 +308,13 @@ class Machine:
                 if kept is one:
                     return "mark", f"row {row.number} ({kind} of {one.length} tokens)"
         return "snapshot", f"snapshot {register} of {one.length} tokens"
+
+    def _register(self, register: int) -> str:
+        """Returns the name of a register: part and row, or its owner."""
+        number, part = divmod(register, 3)
+        if register < self.model.first_holder:
+            return f"row {number} {('live', 'lane 0', 'lane 1')[part]}"
+        return self.owner(register)[1] if register in self.model.kept else f"holder {register}"
 
     def _chosen(self, free: set[int], length: int) -> int:
         """Returns the holder among `free` that memstate has already taken for a snapshot of this length."""

@@ -7,7 +7,7 @@ decides when threads run, what time it is, and which storage calls fail.
 """
 
 import ctypes
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -57,8 +57,21 @@ def raw(tensor: Tensor) -> np.ndarray:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
-def same(what: str, seen: object, told: object) -> None:
-    assert seen == told, f"{what}: {seen}, expected {told}"
+def same(what: str, seen: object, told: object, named: Callable[[Any], object] = lambda at: at) -> None:
+    """Raises an error that says where two values differ. named: returns the name of a place in them."""
+    if seen != told:
+        raise AssertionError(f"{what}: {_difference(seen, told, named)}")
+
+
+def _difference(seen: object, told: object, named: Callable[[Any], object]) -> str:
+    """Says which parts of two lists or dictionaries differ."""
+    if isinstance(seen, dict) and isinstance(told, dict):
+        parts = [(key, seen.get(key), told.get(key)) for key in {**seen, **told} if seen.get(key) != told.get(key)]
+    elif isinstance(seen, list) and isinstance(told, list) and len(seen) == len(told):
+        parts = [(at, a, b) for at, (a, b) in enumerate(zip(seen, told, strict=True)) if a != b]
+    else:
+        return f"{seen}, expected {told}"
+    return "; ".join(f"[{named(at)}] {a}, expected {b}" for at, a, b in parts)
 
 
 class Block(NamedTuple):

@@ -631,14 +631,18 @@ class Model(Cache):
         match, start.asked = self.find(prompt, start.salt, start.reach) if s.prefix else None, start.wants
         serving = self.serving(talk, prompt, start.salt) if talk else []
         if talk and serving and not (match and match.length > serving[0].length):
-            start.moved, start.length = serving, serving[0].length
+            start.length = serving[0].length
+            if self.stays(talk, serving[0]):
+                start.reads = start.origin = serving[0]
+            else:
+                start.moved = serving
             start.shared = talk.pages[: self.pages_for(start.length)]
         self._go_on_from(start, match)
 
     def from_elsewhere(self, start: Start) -> Start:
         """Returns the start that the same request has if its session makes way first."""
         other = replace(
-            start, talk=None, away=start.talk, origin=None, length=0, moved=(), shared=(), wants=start.asked
+            start, talk=None, away=start.talk, origin=None, length=0, moved=(), reads=None, shared=(), wants=start.asked
         )
         self.look_up(other)
         return other
@@ -654,10 +658,10 @@ class Model(Cache):
     def _go_on_from(self, start: Start, match: Found | None) -> None:
         s, prompt = self.settings, start.prompt
         assert prompt
-        if match and match.stated and not start.moved:
+        if match and match.stated and not (start.moved or start.reads):
             start.origin, start.length = match.stated.state, match.length
             start.shared = match.stated.pages
-        if match and start.moved:
+        if match and (start.moved or start.reads):
             far = start.length
             match = Found(match.tokens, far, max(match.kv, far), max(match.gone, far))
         start.match = match
@@ -740,21 +744,26 @@ class Model(Cache):
                 start.lease = Lease(start.match.stated, start.salt)
                 if kept:
                     self.leases.remove(kept)
-                if kept and start.moved:
+                if kept and (start.moved or start.reads):
                     start.lease = Lease(self.up(kept.entry, start.length), start.salt)
                 if start.talk:
                     start.lease.own = start.talk.own
                 self.leases.append(start.lease)
-                if state := self._read(start):
-                    self.pins[state.register] += 1
+            if not start.hit and (state := self._read(start)):
+                self.pins[state.register] += 1
 
     @staticmethod
     def _read(start: Start) -> Kept | None:
+        if start.reads or start.hit:
+            return start.reads
         return start.origin if start.match and start.match.stated and isinstance(start.origin, Kept) else None
 
     def _unpin(self, start: Start) -> None:
         if state := self._read(start):
             self.pins[state.register] -= 1
+            if start.reads and state.dropped and not self.pins[state.register]:  # the last fork has copied it
+                self._forget([state])
+                self.free_holders.append({state.register})
 
     def _demand(self, starts: Sequence[Start]) -> tuple[int, int]:
         """Returns the numbers of pages and slots that starts need. Sets `taken` of starts that take over a slot."""
@@ -768,6 +777,7 @@ class Model(Cache):
         for start in starts:
             state = self._read(start)
             alone = users[start.hit.state.key] == 1 if start.hit else state and self.pins[state.register] == 1
+            alone = alone and not start.reads
             start.taken = bool(short > 0 and alone)
             short -= start.taken
         return pages, slots - sum(start.taken for start in starts)
@@ -823,6 +833,8 @@ class Model(Cache):
                     del self.kept[state.register]
                     self.free_holders.append({state.register})
                 self.use(start.match, start.lease)
+            elif start.reads:
+                self._unpin(start)
         return rows
 
     def start(self, starts: Sequence[Start]) -> list[Row]:
@@ -844,7 +856,7 @@ class Model(Cache):
                 self.record_moves([(row.live, state.register)])
             if start.talk:
                 self.begin_turn(row, start.talk, start)
-                if start.moved and start.lease:
+                if (start.moved or start.reads) and start.lease:
                     self.shorten(start.lease, start.length)
         self.record_claims(
             [row.live + k for row, one in zip(rows, starts, strict=True)
@@ -886,7 +898,7 @@ class Model(Cache):
         row.prompt, row.given = start.prompt, start.given
         if origin:
             row.text = origin.text[:length]
-        elif start.moved:
+        elif start.moved and not start.reads:
             row.text = start.moved[0].text
         if row.prompt and length:
             assert row.text == row.prompt[:length], "another prefix"

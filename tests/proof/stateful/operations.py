@@ -37,8 +37,8 @@ GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
     "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
-    "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
-    "push_down",
+    "twin", "name_marks", "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin",
+    "flush", "empty_host", "push_down",
 )  # fmt: skip
 WITH_KEYS = GAP + ("forget",) * 4
 AROUND_TAILS = GAP + ("leave", "cancel") * 4
@@ -49,7 +49,8 @@ OPERATIONS = {
     "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1,
     "audit": 1, "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
     "poll": 2, "prefetch": 1, "wait": 2,
-    "serve": 16, "match": 3, "talk": 3, "hush": 1, "age": 4, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
+    "serve": 16, "match": 3, "talk": 3, "hush": 1, "twin": 2, "name_marks": 2, "age": 4,
+    "forget_states": 1, "forget_pages": 1, "forget_all": 1,
 }  # fmt: skip
 
 # weights of programs with tiers
@@ -595,7 +596,11 @@ class Operations(Machine):
             given = d.pick([*over, True], [1] * len(over), "x")
             if given:
                 faults.add(ms.InvalidArgument)
-        packets = self.model.packets
+        self.settle_step(flight, over, given, faults)
+
+    def settle_step(self, flight: Flight, over: list[bool], given: Any, faults: Faults | None = None) -> None:
+        """Settles a step on both sides. over: which entries have finished. given: what the call says of it."""
+        faults, packets = self._step_faults(flight.step) if faults is None else faults, self.model.packets
         with self.counted() as spent:
             settled = self.attempt(faults, lambda: self.mem.settle(flight.step, given))
         if settled is not REFUSED:
@@ -639,6 +644,17 @@ class Operations(Machine):
                 faults.add(ms.InvalidArgument)
         if given != accepted:
             faults.add(ms.InvalidArgument)
+        self.accept_step(flight, accepted, given, over, written, faults)
+
+    def accept_step(
+        self, flight: Flight, accepted: list[int], given: Any, over: list[bool], written: bool,
+        faults: Faults = frozenset(),  # type: ignore[assignment]
+    ) -> None:  # fmt: skip
+        """Accepts a step on both sides. accepted: real tokens of each entry. given: what the call says of them.
+
+        written: whether the device has the numbers.
+        """
+        entries, newest = flight.planned.entries, flight.planned is self.model.newest
         call = lambda: self.mem.accept(flight.step, given, finished=over, written=written)  # noqa: E731
         packets = self.model.packets
         with self.counted() as spent:
@@ -903,6 +919,25 @@ class Operations(Machine):
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.length(tenant) or tenant.source or tenant.unsettled or tenant.finished)
 
+    def name_marks(self, d: Digits) -> None:
+        """Names lengths of rows that read their prompts, valid or not, at which states are kept."""
+        rows = self.draw_rows(d, 1) or [self.bad_row(d)]
+        tenant = self.handles.get(rows[0])
+        most = self.longest if tenant else 9
+        lengths: Any = [d(most) for _ in range(d(3))]
+        if d(20) == 1:
+            lengths = d.pick([-1], [True], 8, None)
+        self.ask_for(rows[0], lengths)
+
+    def ask_for(self, row: Any, lengths: Any) -> None:
+        """Names marks of a row on both sides. Those that are not beyond its length are too late."""
+        faults, tenant = self.row_faults([row]), self.handles.get(row)
+        if not isinstance(lengths, list | tuple) or any(type(n) is not int or not 0 <= n < 2**31 for n in lengths):
+            faults.add(ms.InvalidArgument)
+        if self.attempt(faults, lambda: self.mem.snapshot_at(row, lengths)) is not REFUSED:
+            more = [(at, kind) for at, kind in self.wants(lengths) if at > self.model.length(tenant)]
+            tenant.coming = sorted({**dict(more), **dict(tenant.coming)}.items())
+
     def lengthen(self, d: Digits) -> None:
         """Takes pages for more tokens, or tries it with invalid lengths."""
         rows = self.draw_rows(d)
@@ -931,22 +966,25 @@ class Operations(Machine):
         "retract", "publish": handles are published; "release", "abort": nothing is published.
         """
         model = self.model
-        faults = self.row_faults(rows) | self._undecided(rows)
         keys: Any = [d(1 + model.length(self.handles[row])) for row in rows if row in self.handles]
         given = {"retract": True, "publish": True, "keys": keys, "told keys": keys, "key": d(12)}.get(how, False)
-        if how in ("keys", "told keys"):
-            if d(20) == 1:
-                given = d.pick([*keys, 1, 1], [-1 for _ in rows], "key")
-            if isinstance(given, str) or len(given) != len(rows) or any(key < 0 for key in given):
-                faults.add(ms.InvalidArgument)
+        if how in ("keys", "told keys") and d(20) == 1:
+            given = d.pick([*keys, 1, 1], [-1 for _ in rows], "key")
+        self.end_as(d, rows, how, given)
+
+    def end_as(self, d: Digits, rows: Handles, how: str, given: Any) -> None:
+        """Ends rows on both sides. given: lengths, one of all or one of each, or whether handles are published."""
+        model, faults = self.model, self.row_faults(rows) | self._undecided(rows)
+        each = not isinstance(given, int)
+        if each and (isinstance(given, str) or len(given) != len(rows) or any(key < 0 for key in given)):
+            faults.add(ms.InvalidArgument)
         tokens = texts = None
         if "told" in how:
             tokens, texts, wrong = self.tell(d, rows)
             faults |= wrong
             if not faults:
-                ends = zip(
-                    texts, [self.handles[row].confirmed for row in rows], given or [1 << 30] * len(rows), strict=True
-                )
+                most = given if each else [given if type(given) is int else 1 << 30] * len(rows)
+                ends = zip(texts, [self.handles[row].confirmed for row in rows], most, strict=True)
                 if any(len(text) < self.model.nameable(min(confirmed, most)) for text, confirmed, most in ends):
                     faults.add(ms.InvalidArgument)
         elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
@@ -958,8 +996,8 @@ class Operations(Machine):
             return
         tenants = [self.handles[row] for row in rows]
         bounds = [tenant.confirmed for tenant in tenants]
-        if how in ("keys", "key", "told keys"):
-            bounds = [min(b, key) for b, key in zip(bounds, [given] * 9 if how == "key" else given, strict=False)]
+        if not isinstance(given, bool):
+            bounds = [min(b, key) for b, key in zip(bounds, given if each else [given] * len(rows), strict=True)]
         used = None if how in ("release", "abort") else [snap.register for snap in snaps if snap]
         if texts is not None:
             model.promise(tenants, model.told(tenants, bounds, texts))
@@ -1144,10 +1182,20 @@ class Operations(Machine):
                 faults.add(ms.InvalidArgument)
             prompt, named, reach = (), (), None
         asked = {"length": len(prompt)} if self.settings.keyed else {}
-        match = self.attempt(faults, lambda: self.mem.match(salt=salt, reach=reach, **asked, **self.naming(given)))
-        if match is REFUSED:
-            return
-        expected = self.model.find(prompt, salt, self.reached(named, reach))
+        call = lambda: self.mem.match(salt=salt, reach=reach, **asked, **self.naming(given))  # noqa: E731
+        match = self.attempt(faults, call)
+        if match is not REFUSED:
+            self.same_match(match, prompt, salt, self.reached(named, reach))
+
+    def match_of(self, prompt: Text, salt: Any = None) -> None:
+        """Compares what the cache has for a prompt."""
+        faults: Faults = set() if self.settings.prefix else {ms.ConfigurationError}
+        match = self.attempt(faults, lambda: self.mem.match(list(prompt), salt=salt))
+        if match is not REFUSED:
+            self.same_match(match, prompt, salt, None)
+
+    def same_match(self, match: Any, prompt: Text, salt: Any, reach: int | None) -> None:
+        expected = self.model.find(prompt, salt, reach)
         state = expected.stated.state if expected.stated else None
         seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
         self._same("match", seen, (expected.tokens, expected.length, expected.kv, expected.gone))
@@ -1178,38 +1226,72 @@ class Operations(Machine):
         self.model.seconds += d.pick(1, 2, 4)
 
     def let_expire(self) -> None:
-        """Polls if a session has expired. Otherwise a request could be drawn for states that its admission drops."""
-        if not self.asleep and any(map(self.model.expired, self.model.idle())):
-            self.poll(Digits(0))
+        """Empties expired sessions in the model, as an admission does before it looks for states."""
+        if not self.asleep:
+            self.model.expire()
 
     def hush(self, d: Digits) -> None:
         """Closes a session, or tries it with an invalid handle."""
         session = d.pick(*self.talks, *self.closed) if self.talks or self.closed else None
         if d(9) == 1:
             session = d.pick("session", None)
-        talk, faults = self.talks.get(session), set()
-        if talk is None:
-            faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
+        self.close_session(session)
+
+    def close_session(self, session: Any) -> None:
+        """Closes a session on both sides."""
+        faults = self._session_faults(session, busy=set())
         if self.attempt(faults, lambda: self.mem.sessions.close(session)) is not REFUSED:
             self.model.close_talk(self.talks.pop(session))
             self.closed.append(session)
 
+    def _session_faults(self, session: Any, busy: Faults) -> Faults:
+        """Returns the errors of a call with this session. busy: those while a turn of it runs."""
+        if session in self.talks:
+            return busy if self.talks[session].row else set()
+        return {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
+
+    def twin(self, d: Digits) -> None:
+        """Forks a session, or tries it with an invalid handle."""
+        if len(self.talks) < 4:
+            self.twin_of(d.pick(*self.talks, *self.talks, *self.closed, "session"), f"twin {self.calls}")
+
+    def twin_of(self, session: Any, name: str) -> ms.Session | None:
+        """Forks a session on both sides. Returns the new one; None if the call is refused."""
+        model, faults, talk = self.model, self._session_faults(session, {ms.InvalidArgument}), self.talks.get(session)
+        if talk and not faults and (copied := model.fork_pages(talk)):
+            model.starting = [talk]
+            room = model.free_pages + model.pages_ready_to_go
+            model.starting = []
+            faults = {ms.InvalidArgument} if model.waits else {ms.OutOfPages} if copied > room else set()
+        numbers = {ms.OutOfPages: (model.fork_pages(talk) if talk else 0, model.free_pages)}
+        fork = self.attempt(faults, lambda: self.mem.sessions.fork(session, name), numbers)
+        if fork is REFUSED:
+            return None
+        twin, copies = model.fork_talk(talk, name)
+        self._same("page copies", [tuple(map(int, pair)) for pair in fork.page_copies], copies)
+        if self.lower and self.lower.kv:
+            self.lower.kv.copy(copies)
+        self.talks[fork.session] = twin
+        return fork.session
+
     def wait(self, d: Digits) -> None:
         """Sets the priority or ttl of a session, or lets it make way at once. Sometimes the handle is invalid."""
         session = d.pick(*self.talks, *self.talks, *self.closed) if self.talks or self.closed else None
-        talk, faults = self.talks.get(session), set[type[ms.MemstateError]]()
-        if talk is None:
-            faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
-        elif talk.row:
-            faults = {ms.InvalidArgument}
+        talk = self.talks.get(session)
         if d(2):
+            faults = self._session_faults(session, {ms.InvalidArgument})
             given = {name: d.pick(*of) for name, of in (("priority", (0, 1, -1)), ("ttl", (None, 3, 1, 0))) if d(2)}
             if self.attempt(faults, lambda: self.mem.sessions.set(session, **given)) is not REFUSED and talk:
                 talk.priority, talk.ttl = given.get("priority", talk.priority), given.get("ttl", talk.ttl)
         else:
-            faults |= set() if self.settings.prefix or faults else {ms.ConfigurationError}
-            if self.attempt(faults, lambda: self.mem.sessions.rest(session)) is not REFUSED and talk:
-                self.model.give_way(talk)
+            self.rest(session)
+
+    def rest(self, session: Any) -> None:
+        """Lets a session make way on both sides."""
+        faults = self._session_faults(session, {ms.InvalidArgument})
+        faults |= set() if self.settings.prefix or faults else {ms.ConfigurationError}
+        if self.attempt(faults, lambda: self.mem.sessions.rest(session)) is not REFUSED:
+            self.model.give_way(self.talks[session])
 
     def forget_states(self, d: Digits) -> None:
         """Calls `evict_states`, but not while the states sleep, because then no packet can be sent."""

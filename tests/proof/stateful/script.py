@@ -1,0 +1,413 @@
+"""Scripts: tests that only say what is called. The model judges each call.
+
+After each call, `Play` compares registers, labels, slots, owners, pages, sessions, cache, statistics and every byte
+with the model. A call that must be refused has to be refused, with the numbers of the model. So no script contains an
+expected number.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from inspect import Parameter, Signature
+from itertools import count
+from typing import Any
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.proof.stateful.cache import Start
+from tests.proof.stateful.machine import REFUSED, Faults, Flight, Handles
+from tests.proof.stateful.operations import Operations
+from tests.proof.stateful.settings import Digits, Settings
+
+ALL = ("none", "ping-pong", "lazy", "redirect")
+COPIED = {"strategy": "redirect", "direct_hits": False}  # hits copy the state
+USUAL = {"slots": 24, "rows": 4, "every": 4, "page_size": 2, "pages": 80, "pages_per_row": 24}
+PLAIN = Digits(0)  # of all that programs draw, the simplest choice
+FIGURES = ("snapshots", "refused_claims", "published", "dropped", "refused", "missed", "copied", "zeroed")
+
+
+class Driven(Operations):
+    """A machine whose rows compute the tokens that a script says. texts: row of the model -> its tokens."""
+
+    def __init__(self, settings: Settings, backend: Backend) -> None:
+        self.texts: dict[Any, Sequence[int]] = {}
+        super().__init__(settings, backend)
+
+    def feed(self, row: Any, length: int, n: int) -> list[int]:
+        text = tuple(self.texts.get(row, ()))
+        text += (row.prompt or ())[len(text) :]
+        text += tuple(range(10_000 + len(text), 10_000 + length + n))
+        return list(text[length : length + n])
+
+
+def verb(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a call of scripts: compares both sides afterwards, and lists the calls before it if it fails."""
+
+    @wraps(call)
+    def made(play: "Play", *args: Any, **more: Any) -> Any:
+        if play.inside:
+            return call(play, *args, **more)
+        given = [*map(_short, args), *(f"{name}={_short(value)}" for name, value in more.items())]
+        play.calls.append(f"{call.__name__}({', '.join(given)})")
+        with play.explained():
+            answer = call(play, *args, **more)
+            play.machine.look()
+        return answer
+
+    return made
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, ms.Row):
+        return f"row {value.index}"
+    if isinstance(value, ms.Session):
+        return f"session {value.id!r}"
+    if isinstance(value, Flight):
+        return "the step"
+    if isinstance(value, list | tuple) and any(isinstance(one, ms.Row | ms.Session) for one in value):
+        return f"[{', '.join(map(_short, value))}]"
+    text = repr(list(value) if isinstance(value, range) else value)
+    return text if len(text) < 60 else f"{text[:50]} ..."
+
+
+class Play:
+    """A manager and its model, with the calls of scripts.
+
+    Rows, sessions and snapshots are the handles of memstate. Axes of a script that are no settings are attributes: with
+    `@script(at=("admit", "poll"))`, `play.at` is "admit" or "poll".
+
+    Example:
+        >>> play = Play(Backend("reference", torch.device("cpu")), strategy="lazy")
+        >>> (row,) = play.admit([1, 2, 3])
+        >>> play.run(row, [1, 2, 3, 4, 5])
+        >>> play.end(row, how="release")
+        >>> play.finish()
+    """
+
+    def __init__(self, backend: Backend, **axes: Any) -> None:
+        given = dict(USUAL)
+        for name, value in axes.items():
+            if isinstance(value, Mapping):
+                given |= value
+            elif name in Settings.__dataclass_fields__:
+                given[name] = value
+            setattr(self, name, value)
+        self.settings = Settings(**given)
+        self.machine = Driven(self.settings, Backend(backend.name, backend.device))
+        self.mem, self.model = self.machine.mem, self.machine.model
+        self.calls: list[str] = []
+        self.inside = False  # whether a verb runs
+        self._names = map("r{}".format, count(1))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name!r}: neither a verb nor an axis of this script")
+
+    @contextmanager
+    def explained(self) -> Any:
+        """Adds settings and calls to an exception that leaves the block."""
+        self.inside = True
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"{self.settings}\n" + "\n".join(f"{n}. {one}" for n, one in enumerate(self.calls, 1)))
+            raise
+        finally:
+            self.inside = False
+
+    # Requests
+
+    @verb
+    def admit(self, *prompts: Any, sessions: Sequence[Any] = (), faults: Faults = frozenset(), **more: Any) -> Handles:  # type: ignore[assignment]
+        """Admits requests in one call. Returns their rows; [] if the call is refused.
+
+        prompts: tokens of each; None for a request without tokens. sessions: session of each, or None. faults: errors
+        that the model does not foresee. more: other fields of `ms.Request`, the same for all.
+        """
+        machine, drawn = self.machine, []
+        machine.let_expire()
+        for at, prompt in enumerate(prompts):
+            request = ms.Request(next(self._names), tokens=None if prompt is None else list(prompt),
+                                 session=sessions[at] if sessions else None, **more)  # fmt: skip
+            drawn.append((request, *self._start(request, set(faults))))
+        return machine.admit_all(PLAIN, drawn)
+
+    def _start(self, request: ms.Request, faults: Faults) -> tuple[Start, Faults]:
+        """Returns the start of a request in the model, and the errors that its admission may raise."""
+        machine, text = self.machine, None if request.tokens is None else tuple(request.tokens)
+        start = Start(request.id, wants=machine.wants(request.snapshot_at), prompt=text, salt=request.salt,
+                      talk=machine.talks.get(request.session))  # fmt: skip
+        start.given, start.reach = text or (), machine.reached(text or (), request.reach)
+        if request.resume is not None:
+            start.origin = machine.snaps.get(request.resume)
+            start.length, start.shared = request.resume.length, request.resume.pages
+            faults |= set() if start.origin else {ms.StaleHandle}
+        if request.session is not None and not start.talk:
+            faults.add(ms.StaleHandle)
+        if start.talk and start.talk.row:
+            faults.add(ms.InvalidArgument)  # one turn at a time
+        length = max(len(text or ()), start.length) if request.length is None else request.length
+        faults |= machine._of_sizes(length, request.snapshot_at, start)
+        if text and not faults:
+            self.model.look_up(start)
+        return start, faults
+
+    @verb
+    def step(
+        self, rows: Sequence[Any], counts: Any = 1, drafts: Any = (), accepted: Any = None, run: bool = True,
+        ended: Sequence[Any] = (), **more: Any,
+    ) -> Flight | None:  # fmt: skip
+        """Plans a step and runs it. Settles the oldest steps, until as many are unsettled as overlapping allows.
+
+        counts, drafts: one number, or one for each row. accepted: tokens of each entry that are real; None: all. run:
+        False plans only. ended: rows whose last token the settled step computes. more: `limit`, and whether the
+        forward `replays`. Returns None if pages or the plan are refused.
+        """
+        counts, drafts = ([n] * len(rows) if isinstance(n, int) else list(n) for n in (counts, drafts))
+        named = [(row, n) for row, n in zip(rows, counts, strict=True) if row in self.machine.handles]
+        if self.settings.pages and named:
+            lengths = [self.machine._most(self.machine.handles[row]) + n for row, n in named]
+            if not self.machine.extend([row for row, _ in named], lengths):
+                return None
+        flight = self.machine.plan_batch(PLAIN, list(rows), counts, run=run, drafts=drafts, accepted=accepted, **more)
+        while flight and run and len(self.machine.flights) > self.settings.overlap:
+            self.settle(ended)
+        return flight
+
+    @verb
+    def settle(self, ended: Sequence[Any] = (), written: bool = False) -> None:
+        """Settles the oldest step, or accepts it if it has drafts. ended: rows that have finished.
+
+        written: whether the device gets the numbers of accepted tokens before the host does.
+        """
+        machine = self.machine
+        flight = machine.flights[0]
+        gone = [machine.handles[row] for row in ended if row in machine.handles]
+        over = [entry.row in gone for entry in flight.planned.entries]
+        if not flight.planned.drafted:
+            machine.settle_step(flight, over, over)
+            return
+        if written and not flight.written:
+            machine.write(flight)
+        machine.accept_step(flight, flight.accepted, flight.accepted, over, flight.written)
+
+    @verb
+    def land(self) -> None:
+        """Settles all steps."""
+        while self.machine.flights:
+            self.settle()
+
+    @verb
+    def run(self, row: Any, text: Sequence[int], publish: bool = False, dead: bool = False) -> None:
+        """Computes a row up to the end of a text: a step for each boundary, of at most 3 tokens; then settles all.
+
+        publish: whether it publishes to the cache after each step. dead: whether it plans one step too many.
+        """
+        tenant = self.machine.handles[row]
+        self.machine.texts[tenant] = text
+        while (length := self.model.length(tenant)) < len(text):
+            if not self.step([row], min(self.model.next_boundary(tenant) - length, 3, len(text) - length)):
+                break
+            if publish:
+                self.machine.publish_told(PLAIN, [row])
+        if dead:
+            self.step([row], 1, ended=[row])
+        self.land()
+
+    @verb
+    def end(self, *rows: Any, how: str = "told", lengths: Any = None) -> list[Any]:
+        """Ends rows, and settles all steps. Returns handles of their snapshots, None for a row without one.
+
+        how: "told" gives them to the cache with their tokens, "publish" returns handles, "release" keeps nothing.
+        lengths: the largest length that each row may keep.
+        """
+        machine = self.machine
+        given = {"told": False, "publish": True}.get(how, False) if lengths is None else lengths
+        before = set(machine.snaps)
+        machine.end_as(PLAIN, list(rows), how, given)
+        self.land()
+        return [snap for snap in machine.snaps if snap not in before]
+
+    @verb
+    def turn(self, text: Sequence[int], session: Any = None, prompt: int | None = None, how: str = "told",
+             publish: bool = False, dead: bool = False, **more: Any) -> None:  # fmt: skip
+        """Runs a request from its admission to its end. prompt: number of tokens of `text` that the request names."""
+        rows = self.admit(text[:prompt], sessions=[session], **more)
+        for row in rows:
+            self.run(row, text, publish, dead)
+        self.end(*rows, how=how)
+
+    @verb
+    def publish(self, *rows: Any, handles: bool = False, strict: bool = False) -> list[Any]:
+        """Publishes rows to the cache. handles: as handles, which it returns."""
+        machine, before = self.machine, set(self.machine.snaps)
+        if handles:
+            tenants = [machine.handles[row] for row in rows]
+            faults = machine.row_faults(list(rows)) | machine._undecided(list(rows))
+            if strict and not self.model.strictly_publishable(tenants, [tenant.confirmed for tenant in tenants]):
+                faults.add(ms.InvalidArgument)
+            machine.publish_rows(list(rows), faults, strict)
+        else:
+            machine.publish_told(PLAIN, list(rows))
+        return [snap for snap in machine.snaps if snap not in before]
+
+    @verb
+    def cancel(self, flight: Any, how: str = "release") -> None:
+        """Cancels the newest step, which has not run; its rows end. how: as in `end`."""
+        machine, model = self.machine, self.model
+        handles = {row: handle for handle, row in machine.handles.items()}
+        rows = [handles.get(model.tenant(entry)) for entry in flight.planned.entries]
+        tokens, texts, faults = machine.tell(PLAIN, rows) if how == "told" else (None, None, set())
+        keep = {"told": "cache", "publish": "handle", "release": None}[how]
+        snaps = machine.attempt(faults, lambda: self.mem.cancel(flight.step, keep, **machine.naming(tokens)))
+        if texts is not None:
+            pairs = zip(texts, flight.planned.entries, strict=True)
+            texts = [text for text, entry in pairs if model.tenant(entry)]
+        machine.cancelled(flight, snaps, how == "publish", texts)
+
+    @verb
+    def fork(self, row: Any, *names: str) -> Handles:
+        """Forks a row. Returns the new rows; [] if the call is refused."""
+        machine = self.machine
+        rows = machine.fork_row(row, list(names), set())
+        for new in rows:
+            machine.texts[machine.handles[new]] = machine.texts.get(machine.handles[row], ())
+        return rows
+
+    @verb
+    def ask(self, row: Any, lengths: list[int]) -> None:
+        """Names lengths of a row at which states are kept while it reads its prompt."""
+        self.machine.ask_for(row, lengths)
+
+    @verb
+    def extend(self, row: Any, length: int) -> bool:
+        """Takes the pages that a row needs up to a length. Returns whether it got them."""
+        return self.machine.extend([row], [length])
+
+    @verb
+    def drop(self, *snaps: Any) -> None:
+        """Drops published handles."""
+        machine = self.machine
+        faults: Faults = set() if all(snap in machine.snaps for snap in snaps) else {ms.StaleHandle}
+        if machine.attempt(faults, lambda: self.mem.drop(list(snaps))) is not REFUSED:
+            self.model.drop([machine.snaps.pop(snap) for snap in snaps])
+            machine.dropped.extend(snaps)
+
+    # Sessions, the cache, time
+
+    @verb
+    def open(self, *names: str, priority: int = 0, ttl: float | None = None) -> list[Any]:
+        """Opens sessions and returns them."""
+        found = [self.mem.sessions.open(name, priority=priority, ttl=ttl) for name in names]
+        for name, session in zip(names, found, strict=True):
+            self.machine.talks[session] = self.model.open_talk(name, priority, ttl)
+        return found
+
+    @verb
+    def fork_session(self, session: Any, name: str = "twin") -> Any:
+        """Forks a session. Returns the new one; None if the call is refused."""
+        return self.machine.twin_of(session, name)
+
+    @verb
+    def close(self, session: Any) -> None:
+        """Closes a session."""
+        self.machine.close_session(session)
+
+    @verb
+    def rest(self, session: Any) -> None:
+        """Lets an idle session make way now."""
+        self.machine.rest(session)
+
+    @verb
+    def evict(self, states: int = 0, pages: int = 0) -> None:
+        """Evicts cached states and KV pages."""
+        same, cache = self.machine._same, self.mem.prefix
+        if states:
+            same("evicted states", cache.evict_states(states), self.model.evict_states(states))
+        if pages:
+            same("evicted pages", cache.evict_pages(pages), self.model.evict_pages(pages))
+
+    @verb
+    def match(self, tokens: Sequence[int], salt: Any = None) -> None:
+        """Asks what the cache has for a prompt."""
+        self.machine.match_of(tuple(tokens), salt)
+
+    @verb
+    def wait(self, seconds: float) -> None:
+        """Advances the clock of the sessions."""
+        self.model.seconds += seconds
+
+    @verb
+    def poll(self) -> None:
+        self.machine.poll(PLAIN)
+
+    # The device
+
+    @verb
+    def submit(self) -> None:
+        self.machine.submit(PLAIN)
+
+    @verb
+    def nap(self, keep: bool = True) -> None:
+        """Puts the states to sleep, and wakes them."""
+        self.machine.sleep(Digits(0 if keep else 1))
+        self.machine.wake(PLAIN)
+
+    @verb
+    def reset(self) -> None:
+        """Makes everything free, after a failure."""
+        self.machine.reset(PLAIN)
+
+    # Ends
+
+    def reached(self, *errors: str, **counts: int) -> None:
+        """Asserts that a script has reached what it is about.
+
+        errors: names of errors that calls have raised. counts: numbers that are not 0, either of the script or, with
+        the value ..., figures of the model by name.
+        """
+        there = {name: getattr(self.model, name) for name in FIGURES} | dict(self.model.figures)
+        there |= dict(self.machine.errors) | {name: n for name, n in counts.items() if n is not ...}
+        missed = [name for name in (*errors, *counts) if not there.get(name)]
+        with self.explained():
+            assert not missed, f"the script does not reach {missed}: { ({name: n for name, n in there.items() if n}) }"
+
+    def finish(self) -> None:
+        """Ends everything, and asserts that all slots and pages are free."""
+        self.calls.append("finish()")
+        with self.explained():
+            self.land()
+            self.machine.close()
+
+
+def script(**axes: Any) -> Callable[[Callable[[Play], None]], Callable[..., None]]:
+    """Makes a test of a script.
+
+    axes: settings, or attributes of `Play`. A tuple has a value for each case, of which `make test` runs a sample. A
+    dictionary in a tuple has several settings.
+    """
+    fixed = {name: value for name, value in axes.items() if not isinstance(value, tuple)}
+    varied = {name: value for name, value in axes.items() if isinstance(value, tuple)}
+
+    def made(of: Callable[[Play], None]) -> Callable[..., None]:
+        @wraps(of)
+        def test(backend: Backend, **case: Any) -> None:
+            play = Play(backend, **(fixed | case))
+            of(play)
+            play.finish()
+
+        names = "backend", *varied
+        test.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]
+        for name, values in reversed(varied.items()):
+            test = pytest.mark.parametrize(name, values, ids=[_id(name, value) for value in values])(test)
+        return pytest.mark.sample(pytest.mark.script(test))
+
+    return made
+
+
+def _id(name: str, value: Any) -> str | None:
+    """Returns how a case names a value; None: as pytest does."""
+    if isinstance(value, bool):
+        return f"{'' if value else 'no '}{name}"
+    return " ".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, Mapping) else None

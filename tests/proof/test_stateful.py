@@ -81,11 +81,11 @@ def test_programs_that_hypothesis_finds_follow_the_rules(drawn: int, operations:
 
 def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # These calls have tests of their own: tests/proof/injection, engine/test_streams.py, requests/test_reorder.py,
-    # tiers/test_prefetch_stops.py, engine/test_tails.py, prefix/test_prefix_wants.py, prefix/test_session_forks.py
-    elsewhere = {"recover", "use_stream", "reorder", "wait", "sheet", "keep_path", "snapshot_at"}
+    # tiers/test_prefetch_stops.py, engine/test_tails.py
+    elsewhere = {"recover", "use_stream", "reorder", "wait", "sheet", "keep_path"}
     public = {(of, name) for of in (ms.StateManager, ms.tiers.TierManager, DeviceCalls, SessionCalls)
               for name, _ in inspect.getmembers(of, inspect.isfunction)
-              if name[0] != "_" and name not in elsewhere} - {(SessionCalls, "fork")}  # fmt: skip
+              if name[0] != "_" and name not in elsewhere}  # fmt: skip
     used: Counter[tuple[type, str]] = Counter()
     for of, name in public:
         method = getattr(of, name)

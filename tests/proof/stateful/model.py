@@ -895,7 +895,7 @@ class Model(Cache):
     def _restore(self, row: Row, start: Start) -> int:
         """Sets prompt and text of a row. Returns the register that it first reads or copies; 0 for none."""
         origin, length = start.origin, start.length
-        row.prompt, row.given = start.prompt, start.given
+        row.prompt, row.given, row.reads = start.prompt, start.given, len(start.prompt or ())
         if origin:
             row.text = origin.text[:length]
         elif start.moved and not start.reads:

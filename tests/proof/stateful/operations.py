@@ -935,7 +935,8 @@ class Operations(Machine):
         if not isinstance(lengths, list | tuple) or any(type(n) is not int or not 0 <= n < 2**31 for n in lengths):
             faults.add(ms.InvalidArgument)
         if self.attempt(faults, lambda: self.mem.snapshot_at(row, lengths)) is not REFUSED:
-            more = [(at, kind) for at, kind in self.wants(lengths) if at > self.model.length(tenant)]
+            wanted = self.wants(lengths, tenant.reads or 2**31)
+            more = [(at, kind) for at, kind in wanted if at > self.model.length(tenant)]
             tenant.coming = sorted({**dict(more), **dict(tenant.coming)}.items())
 
     def lengthen(self, d: Digits) -> None:
@@ -1108,7 +1109,6 @@ class Operations(Machine):
         """Runs one prompt or turn for some steps, without other rows, so that it leaves states for later requests."""
         if self.asleep:
             return
-        self.let_expire()
         alive = [row for row, tenant in self.handles.items() if tenant.prompt and not tenant.finished]
         rows = [d.pick(*alive)] if alive and d(4) < 2 else []
         if not rows:
@@ -1116,6 +1116,8 @@ class Operations(Machine):
                 self.end_rows(d, list(self.handles)[: 1 + d(2)], "told" if self.settings.prefix else "abort")
             if self.lower:
                 self.push_down(d)
+                self.poll(d)  # a prefetch may come between the draw and the admission
+            self.let_expire()
             turn = any(not talk.row for talk in self.talks.values()) and d(2) == 1
             drawn = self.draw_prompted(d, f"request {self.calls}.0", turn)
             if self.lower and not turn and not drawn[2] and drawn[1].prompt:

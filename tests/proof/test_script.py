@@ -55,7 +55,7 @@ def test_a_script_that_does_not_reach_its_state_fails() -> None:
     @script(rows=2)
     def of(play: Play) -> None:
         play.turn(T, how="release")
-        play.reached("OutOfSlots", snapshots=..., kept=0)
+        play.reached("OutOfSlots", "snapshots", kept=0)
 
     assert failure(of)[0].startswith("the script does not reach ['OutOfSlots', 'snapshots', 'kept']")
 

@@ -361,15 +361,15 @@ class Play:
 
     # Ends
 
-    def reached(self, *errors: str, **counts: int) -> None:
+    def reached(self, *names: str, **counts: Any) -> None:
         """Asserts that a script has reached what it is about.
 
-        errors: names of errors that calls have raised. counts: numbers that are not 0, either of the script or, with
-        the value ..., figures of the model by name.
+        names: errors that calls have raised, and figures of the model that are not 0. counts: what the script says of
+        itself, such as a list that must not be empty.
         """
         there = {name: getattr(self.model, name) for name in FIGURES} | dict(self.model.figures)
         there |= dict(self.machine.errors) | {name: n for name, n in counts.items() if n is not ...}
-        missed = [name for name in (*errors, *counts) if not there.get(name)]
+        missed = [name for name in (*names, *counts) if not there.get(name)]
         with self.explained():
             assert not missed, f"the script does not reach {missed}: { ({name: n for name, n in there.items() if n}) }"
 

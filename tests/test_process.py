@@ -18,7 +18,9 @@ from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.reference import host
 from memstate.slots.readback import Readback
 from memstate.slots.upload import UploadRing
-from tests.proof.injection.scene import SCENES, Scene, calls
+from tests.proof.stateful.operations import Operations
+from tests.proof.stateful.program import Program
+from tests.proof.stateful.script import Play
 from tests.support import inside, op_cases
 from tests.support.planes import LAYOUT
 from tests.support.sources import sources
@@ -30,7 +32,8 @@ FACTORIES = {
 }  # fmt: skip
 # functions that take their dtype from their values
 OF_VALUES = {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}
-WORK = ("admit from host memory", "read_slots", "fork", "publish", "wake", "recover")
+KINDS: dict[str, dict[str, Any]] = {"": {}, "tails": {"tail": True}, "keys": {"kv": "keys"}, "tiers": {"tiered": True}}
+LENGTH = 40  # operations of a program
 Mode = Callable[[], AbstractContextManager[object]]
 
 
@@ -49,7 +52,7 @@ def set_by(device: str, dtype: torch.dtype) -> Iterator[None]:
 every_process = pytest.mark.parametrize(
     ("device", "dtype"), [("meta", torch.float64), ("cpu", torch.bfloat16)], ids=["meta float64", "cpu bfloat16"]
 )
-every_scene = pytest.mark.parametrize("name", SCENES)
+every_program = pytest.mark.parametrize(("seed", "kind"), list(enumerate(KINDS)), ids=["plain", *list(KINDS)[1:]])
 
 
 def untold(tree: ast.AST) -> list[str]:
@@ -83,38 +86,33 @@ def test_a_factory_that_names_no_device_is_found(source: str) -> None:
     assert untold(ast.parse("torch.zeros(3, dtype=torch.int32, device=device); torch.tensor(1, device=device)")) == []
 
 
-def work(scene: Scene) -> list[Any]:
-    """Makes calls one after the other; returns what registers and planes hold after each of them."""
-    kept, mem = list[Any](), scene.mem
-    for call in WORK:
-        calls(scene)[call]()()
-        scene.work_in_threads()
-        kept += [inside.registers(mem).cells.tolist(), *(plane.tolist() for plane in mem.planes.values())]
-    return kept
+def served(seed: int, kind: str, built: Mode, worked: Mode, ended: Mode) -> list[Any]:
+    """Builds a manager under the mode `built`, runs a random program under `worked`, and ends it under `ended`.
 
-
-def served(name: str, built: Mode, worked: Mode, ended: Mode) -> list[Any]:
-    """Builds a scene under the mode `built`, makes its calls under `worked` and finishes it under `ended`.
-
-    The scene compares every state with the tokens that it stands for.
+    The model of the program compares every byte. Returns what the registers hold after each operation.
     """
+    program, kept = Program.random(seed, LENGTH, **KINDS[kind]), list[Any]()
     with built():
-        scene = Scene(*SCENES[name])
-    with worked():
-        kept = work(scene)
+        machine = Operations(program.drawn(), Backend("reference"))
+    for name, number in program.operations:
+        with worked():
+            machine.run(name, number)
+        kept.append(inside.registers(machine.mem).cells.tolist())
     with ended():
-        scene.finish()
+        machine.close()
     return kept
 
 
-@every_scene
+@pytest.mark.script
+@every_program
 @every_process
-def test_loops_are_the_same_in_every_process(name: str, device: str, dtype: torch.dtype) -> None:
-    there = served(name, *[lambda: set_by(device, dtype)] * 3)
-    assert there == served(name, *[nullcontext] * 3)
+def test_programs_are_the_same_in_every_process(seed: int, kind: str, device: str, dtype: torch.dtype) -> None:
+    there = served(seed, kind, *[lambda: set_by(device, dtype)] * 3)
+    assert there == served(seed, kind, *[nullcontext] * 3)
 
 
-@every_scene
+@pytest.mark.script
+@every_program
 @pytest.mark.parametrize(
     "modes",
     [
@@ -123,19 +121,26 @@ def test_loops_are_the_same_in_every_process(name: str, device: str, dtype: torc
     ],
     ids=["built inside", "used inside", "built without gradients"],
 )  # fmt: skip
-def test_a_manager_works_in_other_modes_than_it_was_built_in(name: str, modes: tuple[Mode, Mode, Mode]) -> None:
-    served(name, *modes)
+def test_a_manager_works_in_other_modes_than_it_was_built_in(
+    seed: int, kind: str, modes: tuple[Mode, Mode, Mode]
+) -> None:
+    served(seed, kind, *modes)
 
 
+@pytest.mark.script
 def test_nothing_that_is_made_in_inference_mode_is_kept() -> None:
     with torch.inference_mode():
-        scene = Scene(*SCENES["redirect with tails"])
-        work(scene)
+        play = Play(Backend("reference"), strategy="redirect", prefix=True, tails=True, tail=2)
+        play.turn(range(9))
+        (row,) = play.admit(range(12))
+        play.step([row], 2, drafts=1)
+        play.fork(row, "twin")
     host._same_memory.cache_clear()  # the cache of arguments has those of the last launches
-    own = [id(one) for one in (scene.by_id, *scene.planes.weights.values())]
+    gc.collect()  # what other tests have left
+    own = [id(play.machine.store)]
     tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
     assert [one.shape for one in tensors if id(one) not in own] == [], "kept, and cannot be changed outside"
-    scene.finish()
+    play.finish()
 
 
 def test_what_grows_in_inference_mode_is_used_outside() -> None:

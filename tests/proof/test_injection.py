@@ -1,75 +1,78 @@
-"""Raises exceptions at a few points of some public calls; with MEMSTATE_PROOF=1 at more points of every call.
+"""Raises exceptions inside calls of a few random programs; with MEMSTATE_PROOF=1 of many programs and of all scripts.
 
-See `tests/proof/injection`; `python -m tests.proof.injection` prints the result of each call.
+See `tests/proof/injection`; `python -m tests.proof.injection` prints the result of each program.
 """
 
 import os
 import random
-from functools import partial
-from itertools import cycle
+from collections import Counter
 from unittest import mock
 
 import pytest
 
-import memstate as ms
 from memstate.engine import stepping
 from memstate.guard import Guard
-from tests.proof.injection.scene import SCENES, calls, scene
-from tests.proof.injection.verdict import ERRORS, outcomes
+from tests.proof.injection.__main__ import KINDS, LENGTH
+from tests.proof.injection.torn import PUBLIC, Outcome, Places, scripts, torn_program, torn_script
+from tests.proof.injection.verdict import ERRORS
+from tests.proof.stateful.program import Program
 from tests.support.sampling import PROOF
 
 SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
-POINTS = 24 if PROOF else 2
-EACH = [(name, error) for name in SCENES for error in ERRORS]
-CASES = EACH if PROOF else list(zip(SCENES, cycle(ERRORS), strict=False))
-NAMES, WITH_KEYS = list(calls(scene("redirect"))), list(calls(scene("keyed")))
+OFTEN = 2 if PROOF else 12  # one of so many calls is ended
+# no program or script calls them through the machine: they only read, or end the manager
+ELSEWHERE = {"close", "sheet", "info", "wait"}
+
+pytestmark = pytest.mark.script
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("name", "error"), CASES)
-def test_a_call_is_done_or_undone_or_noticed(name: str, error: str) -> None:
-    turn = (list(SCENES).index(name) + SEED) % len(SCENES)
-    require_sound(name, NAMES if PROOF else NAMES[turn :: len(SCENES)], error)
+@pytest.fixture(scope="module")
+def called() -> Counter[str]:
+    """The public calls that were ended so far."""
+    return Counter()
 
 
-@pytest.mark.sample(1)
+def some(seed: str) -> Places:
+    """Returns a function that chooses a place in some calls."""
+    chance = random.Random(seed)
+    return lambda: [] if chance.randrange(OFTEN) else [chance.random()]
+
+
+def require_sound(outcomes: list[Outcome]) -> None:
+    assert [one for one in outcomes if one.kind == "wrong"] == []
+
+
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_call_with_keys_is_done_or_undone_or_noticed(error: str) -> None:
-    require_sound("keyed", WITH_KEYS, error)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(5)
+def test_a_call_is_done_or_undone_or_noticed(called: Counter[str], kind: str, error: str) -> None:
+    for seed in range(SEED, SEED + (8 if PROOF else 1)):
+        outcomes = torn_program(Program.random(seed, LENGTH, **KINDS[kind]), error, some(f"{kind} {error} {seed}"))
+        require_sound(outcomes)
+        called.update(one.call for one in outcomes)
 
 
-def require_sound(name: str, names: list[str], error: str) -> None:
-    """Raises an error at a few points of calls, and asserts that no state is wrong after it."""
-    rng, results = random.Random(SEED), []
-    for call in names:
-        some = outcomes(scene(name), call, error, lambda count: rng.sample(range(1, count + 1), min(count, POINTS)))
-        results += [(call, one) for one in some]
-    assert [(call, one.place, one.text) for call, one in results if one.kind == "wrong"] == []
-    assert {one.kind for _, one in results} >= {"undone", "noticed"}
+@pytest.mark.proof
+@pytest.mark.parametrize("name", scripts() if PROOF else ())
+def test_a_call_of_a_script_is_done_or_undone_or_noticed(called: Counter[str], name: str) -> None:
+    script = scripts()[name]
+    error, case = random.Random(name).choice(list(ERRORS)), random.Random(name).choice(script.cases)
+    outcomes = torn_script(script, case, error, some(f"{name} {SEED}"))
+    require_sound(outcomes)
+    called.update(one.call for one in outcomes)
 
 
-def test_every_public_call_has_its_points() -> None:
-    public = {
-        name
-        for kind in (ms.StateManager, ms.engine.pool.StatePool)
-        for name in dir(kind)
-        if not name.startswith("_") and callable(getattr(kind, name))
-    }
-    words = {word.split(" ")[0] for word in NAMES + WITH_KEYS}
-    elsewhere = {"close", "run_data", "zero", "copy", "sheet"}
-    named = words | {"info", "chunk", "claim", "release", "check"}
-    assert public - named - elsewhere == set()
+@pytest.mark.proof
+def test_every_public_call_was_ended(called: Counter[str]) -> None:
+    """If this fails alone, it ran without the tests before it."""
+    assert PUBLIC - set(called) - ELSEWHERE == set()
 
 
 def test_without_the_guard_wrong_states_go_unnoticed() -> None:
-    """Switches off the guard that raises `Broken`: at some point a wrong state must follow. Tries every 7th point."""
-    for start in range(0, 49, 7):
+    """Switches off the guard that raises `Broken`: at some point a wrong state must follow."""
+    for seed in range(SEED, SEED + 20):
         with mock.patch.object(Guard, "require_whole"), mock.patch.object(stepping, "PER_ROW", 3):
-            results = outcomes(scene("redirect"), "plan", "MemoryError", partial(every_49th, start))
-        if any(one.kind == "wrong" for one in results):
+            outcomes = torn_program(Program.random(seed, LENGTH), "MemoryError", some(f"{seed}"))
+        if any(one.kind == "wrong" for one in outcomes):
             return
-    raise AssertionError("every 7th point was done, undone or noticed")
-
-
-def every_49th(start: int, count: int) -> range:
-    return range(1 + start, count + 1, 49)
+    raise AssertionError("every call was done, undone or noticed")

@@ -1,12 +1,13 @@
-"""Raises exceptions at every line of every public call:
+"""Raises exceptions inside the public calls of random programs, and of all scripts:
 
-    python -m tests.proof.injection [--every 1] [--scenes redirect,lazy] [--errors MemoryError] [--workers 2] [CALL ..]
+    python -m tests.proof.injection [--programs 40] [--seed 1] [--points 1] [--errors MemoryError] [--workers 2]
 
-Prints a line for each scene, error and call: how often the call was done, was undone, or was noticed as broken. Ends
-with 1 if the result at a point is none of these three.
+Prints a line for each program and script: how often a call was done, was undone, or was noticed as broken. Ends with 1
+if the result at a point is none of these three.
 """
 
 import argparse
+import random
 import sys
 import time
 from collections import Counter
@@ -14,34 +15,57 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from tests.proof.injection.scene import SCENES, calls, scene
-from tests.proof.injection.verdict import ERRORS, every_so_many
+import torch
 
-WRONG = 3  # limit of the wrong points to print per call
+from tests.proof.injection.torn import Outcome, scripts, torn_program, torn_script
+from tests.proof.injection.verdict import ERRORS
+from tests.proof.stateful.program import Program
+
+WRONG = 3  # limit of the wrong points to print for each program
+KINDS = {"": {}, "tails": {"tail": True}, "keys": {"kv": "keys"}, "reach": {"kv": "reach"}, "tiers": {"tiered": True}}
+LENGTH = 60  # operations of a program
+
+
+def work(job: tuple[str, str, int, int]) -> tuple[str, list[Outcome]]:
+    """Runs a script, or a program if the name is one of KINDS. Returns its settings and its outcomes."""
+    torch.set_num_threads(1)
+    name, error, seed, points = job
+    chance = random.Random(f"{name} {error} {seed}")
+
+    def chosen() -> Sequence[float]:
+        return [chance.random() for _ in range(points)]
+
+    if name in KINDS:
+        program = Program.random(seed, LENGTH, **KINDS[name])
+        return str(program.drawn()), torn_program(program, error, chosen)
+    script = scripts()[name]
+    case = chance.choice(script.cases)
+    return str(case), torn_script(script, case, error, chosen)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the program; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.proof.injection")
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--scenes", default=",".join([*SCENES, "keyed"]))
+    parser.add_argument("--programs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--points", type=int, default=1)
     parser.add_argument("--errors", default=",".join(ERRORS))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("calls", nargs="*")
     given = parser.parse_args(arguments)
     began, total = time.monotonic(), Counter[str]()
+    names = [name for at in range(given.programs) for name in [list(KINDS)[at % len(KINDS)]]]
     jobs = [
-        (name, error, call) for name in given.scenes.split(",") for error in given.errors.split(",")
-        for call in given.calls or calls(scene(name))
-    ]  # fmt: skip
+        (name, error, given.seed + at, given.points)
+        for at, name in enumerate([*names, *scripts()])
+        for error in given.errors.split(",")
+    ]
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
-        results = pool.map(every_so_many, *zip(*jobs, strict=True), [given.every] * len(jobs))
-        for job, outcomes in zip(jobs, results, strict=True):
+        for job, (settings, outcomes) in zip(jobs, pool.map(work, jobs), strict=True):
             kinds = Counter(one.kind for one in outcomes)
             total += kinds
-            print(f"{job[0]}, {job[1]}, {job[2]}: {dict(kinds)}", flush=True)
+            print(f"{job[0] or 'program'} {job[2]}, {job[1]}: {dict(kinds)}", flush=True)
             for one in [one for one in outcomes if one.kind == "wrong"][:WRONG]:
-                print(f"    {one.place}: {one.text}", flush=True)
+                print(f"    {settings}\n    {one.call}, {one.place}: {one.text}", flush=True)
     print(f"{total.total()} points: {dict(total)}, {total['wrong']} wrong, {time.monotonic() - began:.0f} s")
     return int(total["wrong"] > 0)
 

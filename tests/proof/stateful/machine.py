@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -151,7 +151,7 @@ class Machine:
         if self.asleep:
             faults = {ms.Asleep}
         try:
-            answer = call()
+            answer = self.called(call)
         except ms.MemstateError as error:
             names = [fault.__name__ for fault in faults]
             assert type(error) in faults, f"raised {type(error).__name__}: {error}; expected {names or 'no error'}"
@@ -163,6 +163,10 @@ class Machine:
             return REFUSED
         assert not faults, f"answered {answer!r}, expected {[fault.__name__ for fault in faults]}"
         return answer
+
+    def called(self, call: Callable[[], Any]) -> Any:
+        """Makes a call of the manager. Proofs replace this method."""
+        return call()
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
@@ -443,7 +447,8 @@ class Machine:
     def spell(self, d: Digits, text: Text) -> Any:
         """Returns the names of a text in one of the types that memstate accepts."""
         if self.settings.keyed:
-            return d.pick(list, tuple, np.array, torch.tensor)(self.names(text))
+            names = self.names(text)
+            return d.pick(list(names), tuple(names), np.array(names, np.int64), on_host(names))
         return spelled(d, text)
 
     def naming(self, given: Any) -> dict[str, Any]:
@@ -620,6 +625,11 @@ def _dense(numbers: Mapping[int, int], count: int) -> list[int]:
     return [numbers.get(i, 0) for i in range(count)]
 
 
+def on_host(numbers: Sequence[int]) -> Tensor:
+    """Returns numbers as a tensor, whatever the default device of the process is."""
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
 def spelled(d: Digits, tokens: Text) -> Any:
     """Returns tokens as one of the types that memstate accepts."""
     how = d(8)
@@ -628,7 +638,7 @@ def spelled(d: Digits, tokens: Text) -> Any:
     if how == 2:
         return np.array(tokens, d.pick(np.int64, np.int16, np.int32, np.uint64))
     if how == 3:
-        return torch.tensor(tokens, dtype=torch.int64)
+        return on_host(tokens)
     if how == 4:
         return array("q", tokens)
     return list(tokens)

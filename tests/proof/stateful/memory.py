@@ -220,7 +220,9 @@ class Memory:
         elif mem.planes.rows:
             self.rings = mem.planes.rows[RING]
         elif before is None:  # the engine keeps the tails
-            self.rings = torch.zeros(2, self.settings.row_count + 1, self.settings.ring, dtype=torch.int64)
+            self.rings = torch.zeros(
+                2, self.settings.row_count + 1, self.settings.ring, dtype=torch.int64, device="cpu"
+            )
         if before is None:
             self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
             for part, places in self.places.items():
@@ -351,6 +353,15 @@ class Memory:
             for layer, place in enumerate(places):
                 place.host[slot] = self.kinds[part].expected(layer, [text])[0]
         self._push()
+
+    def holds(self, slot: int, text: Text) -> bool:
+        """Says whether a slot has the state of a text."""
+        self._pull()
+        return all(
+            np.array_equal(place.host[slot], self.kinds[part].expected(layer, [text])[0])
+            for part, places in self.places.items()
+            for layer, place in enumerate(places)
+        )
 
     def scribble(self) -> None:
         """Overwrites the memory of the engine while the manager sleeps."""

@@ -178,7 +178,7 @@ class Operations(Machine):
         if not self.asleep:
             self.attempt({ms.InvalidArgument}, self.mem.device.wake)
             return
-        self.mem.device.wake()
+        self.called(self.mem.device.wake)
         self.asleep = False
         self.memory.attach(self.mem)
         if not self.kept_bytes:
@@ -612,7 +612,7 @@ class Operations(Machine):
     def write(self, flight: Flight) -> None:
         """Writes the numbers of real tokens to the device, as a sampler does."""
         flight.written = True
-        flight.step.accepted.copy_(torch.tensor(flight.accepted, dtype=torch.int32))
+        flight.step.accepted.copy_(torch.tensor(flight.accepted, dtype=torch.int32, device="cpu"))
         self.model.wrote(flight.planned, flight.accepted)
 
     def accept(self, d: Digits) -> None:

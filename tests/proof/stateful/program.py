@@ -57,9 +57,13 @@ class Difference(AssertionError):
 
 def run(program: Program, backend: Backend) -> Operations:
     """Runs a program to its end. Raises: Difference."""
+    return carry_out(program, Operations(program.drawn(), Backend(backend.name, backend.device)))
+
+
+def carry_out(program: Program, machine: Operations) -> Operations:
+    """Runs a program with a new machine. Raises: Difference."""
     at = -1
     try:
-        machine = Operations(program.drawn(), Backend(backend.name, backend.device))
         for name, number in program.operations:
             at += 1
             machine.run(name, number)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, Signature
-from itertools import count
-from typing import Any
+from itertools import count, product
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -86,6 +86,8 @@ class Play:
         >>> play.finish()
     """
 
+    driven = Driven  # class of the machine
+
     def __init__(self, backend: Backend, **axes: Any) -> None:
         given = dict(USUAL)
         for name, value in axes.items():
@@ -95,7 +97,7 @@ class Play:
                 given[name] = value
             setattr(self, name, value)
         self.settings = Settings(**given)
-        self.machine = Driven(self.settings, Backend(backend.name, backend.device))
+        self.machine = self.driven(self.settings, Backend(backend.name, backend.device))
         self.mem, self.model = self.machine.mem, self.machine.model
         self.calls: list[str] = []
         self.inside = False  # whether a verb runs
@@ -381,6 +383,13 @@ class Play:
             self.machine.close()
 
 
+class Script(NamedTuple):
+    """What a script does, and its cases: settings and attributes of `Play`."""
+
+    run: Callable[[Play], None]
+    cases: list[dict[str, Any]]
+
+
 def script(**axes: Any) -> Callable[[Callable[[Play], None]], Callable[..., None]]:
     """Makes a test of a script.
 
@@ -391,16 +400,19 @@ def script(**axes: Any) -> Callable[[Callable[[Play], None]], Callable[..., None
     varied = {name: value for name, value in axes.items() if isinstance(value, tuple)}
 
     def made(of: Callable[[Play], None]) -> Callable[..., None]:
-        @wraps(of)
-        def test(backend: Backend, **case: Any) -> None:
-            play = Play(backend, **(fixed | case))
+        def run(play: Play) -> None:
             of(play)
             play.finish()
+
+        @wraps(of)
+        def test(backend: Backend, **case: Any) -> None:
+            run(Play(backend, **(fixed | case)))
 
         names = "backend", *varied
         test.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]
         for name, values in reversed(varied.items()):
             test = pytest.mark.parametrize(name, values, ids=[_id(name, value) for value in values])(test)
+        test.script = Script(run, [fixed | dict(zip(varied, one, strict=True)) for one in product(*varied.values())])  # type: ignore[attr-defined]
         return pytest.mark.sample(pytest.mark.script(test))
 
     return made

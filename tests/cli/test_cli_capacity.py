@@ -92,51 +92,6 @@ def test_a_layout_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
     assert json.loads(done.out) == plan.to_json(), done.err
 
 
-PLANE = '{"name": "a", "shape": [2], "dtype": "float32"}'
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("{", "Expecting property name"), ("[]", "layout is []: expected an object with keys"),
-        ('{"layers": 2}', "layout: planes is missing: expected planes, layers, "),
-        (f'{{"layers": 2, "planes": [{PLANE}, {{}}]}}', "layout.planes[1]: name is missing: expected name, shape, "),
-        (f'{{"layers": 2, "layer": 2, "planes": [{PLANE}]}}', "layout: unknown key 'layer': expected planes, layers, "),
-        ('{"layers": 2, "planes": 7}', "layout.planes is 7: expected an object"),
-        (f'{{"layers": 2, "planes": {PLANE}}}', "expected a sequence of Plane"),
-        (f'{{"layers": 0, "planes": [{PLANE}]}}', "layers 0: expected 1 or more"),
-        ('{"layers": 2, "planes": [{"name": "a", "shape": [2], "dtype": "fp32"}]}', "dtype is 'fp32': expected"),
-        *(
-            (f'{{"layers": 2, "planes": [{PLANE[:-1]}, "rewritten_each_step": {value}}}]}}', f"_step is {said}: ")
-            for value, said in (("[]", "[]"), ('{"a": 1}', "{'a': 1}"), ('"no"', "'no'"), ("0", "0"), ("null", "None"))
-        ),
-        (f'{{"layers": 2, "planes": [{PLANE}], "rows": {{"layers": 1}}}}', "layout.rows: planes is missing"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_in_a_layout_file_is_named(content: str, says: str, tmp_path: Path) -> None:
-    (file := tmp_path / "own.json").write_text(content)
-    with pytest.raises(ms.InvalidArgument, match=re.escape(says)) as refused:
-        layouts.read(file)
-    assert str(refused.value).startswith(repr(str(file)))
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--trace {} --from 2", "from 2.0: expected a fraction"), ("--trace {} --from nan", "from nan: expected"),
-        ("--trace {} --from -1", "from -1.0: expected"), ("--prefills -1", "'--prefills'"),
-        ("--layers 12", "layers '12': expected FROM:TO"),
-        ("--layers 4:4", "expected a range of the 48 layers of the model, such as range(24), or --layers 0:24"),
-        ("--kv-bytes 999999999999999", "'--kv-bytes'"), ("--kv-bytes -1", "'--kv-bytes'"),
-    ],
-)  # fmt: skip
-def test_figures_that_cannot_be_meant_are_refused_by_name(options: str, says: str, trace: Path) -> None:
-    """The figures are refused even if no split of memory has room for cached states, so that nothing is replayed."""
-    full = ("qwen3_next", "--memory", "3GiB", "--context", "20k")
-    done = memstate("capacity", *full, *options.format(trace).split())
-    assert done.status == 2 and says in " ".join(done.err.split()), done
-
-
 def test_C5_hit_rates_are_those_of_the_replay(trace: Path) -> None:
     report = json.loads(memstate("capacity", *SMALL, "--trace", trace, "--from", "0.2", "--json", "-").out)
     assert len(report["splits"]) > 3
@@ -157,29 +112,6 @@ def test_C5_a_split_without_cached_states_has_no_hits_and_a_model_without_kv_nee
     ((states, rate),) = [(split.cached_states, split.hit_rate) for split in plan.splits]
     loop = replaying.Loop(running=2)
     assert rate == replaying.replay(requests, states, 10_000, "return-rate", loop=loop).block_hit_rate > 0
-
-
-def test_C6_bad_input_is_one_clear_line(trace: Path, tmp_path: Path) -> None:
-    (own := tmp_path / "own.json").write_text('{"model_type": "own"}')
-    unknown = memstate("capacity", own, "--memory", "1GiB", "--context", "1k")
-    assert unknown.status == 2 and unknown.err.endswith("or a StateLayout of your own\n")
-    few = memstate("capacity", "qwen3_next", "--memory", "20GiB", "--context", "1k", "--trace", trace)
-    assert few.status == 2 and few.err.count("\n") == 1 and "the longest request of the trace has" in few.err
-    for options, message in (
-        (("gpt", "--memory", "1GiB", "--context", "1k"), "or one of the presets qwen3_next"),
-        (("lfm2", "--memory", "1Gb", "--context", "1k"), "memory='1Gb': unknown unit 'Gb', expected one of B, KB"),
-        (("lfm2", "--memory", "40", "--context", "1k"), "memory='40': a number without a unit; write 40GiB or 40GB"),
-        (("lfm2", "--memory", "1GiB", "--context", "1k", "--host-memory", "40"), "host_memory='40': a number without"),
-        (("qwen3_5", "--memory", "200MiB", "--context", "1k"), "1 request needs"),
-        (("qwen3_5", "--memory", "9GiB", "--context", "1k", "--dtype", "int4"), "int4"),
-        (("lfm2", "--context", "1k"), "Missing option '--memory'"),
-        (("--memory", "1GiB", "--context", "1k"), "expected a MODEL or --layout, one of the two"),
-        (("lfm2", "--layout", trace, "--memory", "1GiB", "--context", "1k"), "expected a MODEL or --layout"),
-        (("--layout", "no.json", "--memory", "1GiB", "--context", "1k"), "'no.json': No such file"),
-        (("lfm2", "--memory", "1GiB", "--context", "1k", "--speculate", "2000"), "tail=2000: expected"),
-    ):
-        done = memstate("capacity", *options)
-        assert done.status == 2 and not done.out and done.err.count("\n") == 1 and message in done.err, done
 
 
 # -- the page --------------------------------------------------------------------------------------

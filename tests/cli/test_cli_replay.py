@@ -103,10 +103,3 @@ def test_a_policy_in_the_current_folder(trace: Path, monkeypatch: pytest.MonkeyP
     given = ("--limit", "9", "--states", "2", "--policy", "mine_of_replay:Mine,lru-tombstones", "--json", "-")
     mine, named = map(untimed, json.loads(memstate("replay", trace, *given).out))
     assert mine == named | {"policy": "mine_of_replay:Mine"}
-
-
-def test_what_is_refused_is_refused_before_the_work(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstate.cli.replay.runs.replay", lambda *given: pytest.fail("it began"))
-    wrong_loop = (("--chunk", "0"), ("--every", "100"), ("--running", "0"), ("--placement", "all"))
-    for wrong in (("--policy", "lru,fifo"), ("--states", "4,0"), ("--from", "1"), *wrong_loop):
-        assert memstate("replay", trace, *wrong).status == 2

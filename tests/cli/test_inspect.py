@@ -16,7 +16,6 @@ from memstate.cli import fetch as fetching
 from memstate.errors import InvalidArgument
 from memstate.sizes import format_bytes
 from memstate.slots import inspect as inspecting
-from memstate.slots.inspect import Inspection
 from memstate.viz.inspector import page
 from tests.slots.test_inspect import busy
 from tests.support.command import memstate
@@ -79,44 +78,6 @@ def test_a_page_that_is_there_stays_until_the_new_one_is_whole(
     link.symlink_to(target)
     assert memstate("inspect", saved, "--out", link).status == 0
     assert link.is_symlink() and target.read_text("utf-8").startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ((), "expected a FILE or --url, one of the two"),
-        (("FILE", "--url", "http://127.0.0.1:9/"), "expected a FILE or --url, one of the two"),
-        (("FILE", "--out", "-", "--json", "-"), "stdout has the page"),
-        (("FILE", "--out", "FILE"), "the page would replace the inspection; choose another --out"),
-        (("FILE", "--json", "FILE"), "would replace the inspection; choose another path"),
-        (("FILE", "--json", "PAGE"), "would replace the page; choose another path"),
-        (("--url", "http://127.0.0.1:9/x", "--out", "PAGE", "--json", "PAGE"), "would replace the page; choose"),
-        (("FILE", "--out", "/dev/full"), "'/dev/full': No space left on device"),
-        (("FILE", "--out", "nowhere/x.html"), "nowhere is no directory"),
-        (("FILE", "--out", ""), "expected a path, or - for stdout"),
-        (("missing.json",), "No such file or directory: 'missing.json'"),
-        (("BROKEN",), "not an inspection: Expecting value"),
-        (("--url", "owners.json"), "expected http://host:port/path, without a user name"),
-        (("--url", "http://me:word@127.0.0.1/x"), "without a user name"),
-        (("--url", "http://127.0.0.1:99999/x"), "Port out of range"),
-        (("--url", "http://127.0.0.1:9/x"), "'http://127.0.0.1:9/x': "),
-    ],
-)
-def test_bad_input_is_one_line(saved: Path, tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text("<html>")
-    before = sorted(tmp_path.iterdir())
-    names = {"FILE": saved, "BROKEN": broken, "PAGE": saved.with_suffix(".html")}
-    done = memstate("inspect", *(names.get(argument, argument) for argument in arguments))
-    assert done.status == 2 and done.out == "" and why in done.err and done.err.count("\n") == 1
-    assert sorted(tmp_path.iterdir()) == before and saved.read_bytes()[:1] == b"{"
-
-
-def test_an_inspection_named_html_is_not_replaced(saved: Path) -> None:
-    named = saved.rename(saved.with_suffix(".html"))
-    done = memstate("inspect", named)
-    assert done.status == 2 and "choose another --out" in done.err
-    assert Inspection.load(named) == busy()
 
 
 # -- servers ---------------------------------------------------------------------------------------

@@ -133,6 +133,10 @@ def test_parsing_loads_no_torch(arguments: str) -> None:
     assert run(code).endswith("loaded: set()\n")
 
 
+def test_the_version_is_that_of_the_package() -> None:
+    assert command("--version") == (0, f"memstate {memstate.__version__}\n", "")
+
+
 def test_choices_are_what_the_code_knows() -> None:
     assert get_args(tools.Strategy) == tuple(STRATEGIES)
     assert get_args(tools.Backend) == ("auto", *NAMES)

@@ -98,29 +98,6 @@ def test_the_live_view_goes_on_until_it_is_interrupted(
     assert len(sleeps) == 3 and "prompt tokens of 1 requests" in done.output and done.exit_code == 130
 
 
-def test_a_process_that_has_ended_is_one_line() -> None:
-    mem = manager()
-    with metrics.serve(mem, 0) as server:
-        url = server.url
-    done = run(url, "--once")
-    assert done.exit_code == 2 and url in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["ftp://x"], "expected http://"),
-        (["--every", "-1"], "--every"),
-        (["--every", "1e300"], "--every"),
-        (["--every", "0"], "--every 0 needs --once"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_refused(arguments: list[str], says: str) -> None:
-    done = run(*arguments)
-    text = f"{done.output} {done.exception}"
-    assert done.exit_code != 0 and says in text
-
-
 def test_a_name_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     mem = manager()
     turn(mem, 1, "a\x1b]0;title\x07\x9b31m")

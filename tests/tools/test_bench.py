@@ -6,7 +6,9 @@ import pytest
 
 from memstate.kernels.dispatch import Backend
 from memstate_tools.bench import Measured, by_unit, launches
+from tests.support.kernel_runs import not_interpreted
 
+OPS = {"admit", "publish", "release", "step", "plan", "settle", "copy", "hit"}
 UNITS = ("launches", "uploads", "syncs", "bytes")
 
 
@@ -45,6 +47,13 @@ def test_B32_a_boundary_copies_nothing(counted: dict[tuple[str, str, str], float
     assert counted["plan", f"R=256 {strategy}", "launches"] == 1
     assert counted["settle", f"R=256 {strategy}", "launches"] == (strategy == "lazy")
     assert counted["copy", "R=256", "bytes"] == 256 * counted["copy", "R=1", "bytes"] > 0
+
+
+def test_the_command_writes_json_to_stdout_and_nothing_else() -> None:
+    entries = not_interpreted("-m", "memstate", "bench", "launches", "--json", "-")
+    assert {"op", "case", "value", "unit", "peer", "peer_value", "ratio"} == set(entries[0])
+    assert ({e["op"] for e in entries}, {e["unit"] for e in entries}) == (OPS, set(UNITS))
+    assert {"R=1", "R=64", "R=256"} <= {e["case"] for e in entries}
 
 
 def test_table_has_one_line_per_operation_and_case() -> None:

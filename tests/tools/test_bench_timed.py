@@ -17,7 +17,6 @@ from memstate.kernels import copy as copy_kernel
 from memstate.kernels.configs import CONFIGS
 from memstate.kernels.own import KERNELS
 from memstate_tools.bench import (
-    NEED_DEVICE,
     PEERS,
     BenchResult,
     Measured,
@@ -95,18 +94,10 @@ def test_copies_say_bytes_rate_and_share_of_a_plain_copy() -> None:
     assert {"toy nothing due", "toy nothing due, in a graph"} <= {case for op, case, _ in entries if op == "copy"}
 
 
-@pytest.mark.parametrize(
-    ("names", "given", "says"),
-    [
-        (["copy"], {"toy": True, "peer": "nobody"}, "peer 'nobody': expected one of device-copy, "),
-        (["copy", "everything"], {"toy": True}, "bench everything: expected launches, host, alloc, track, copy"),
-        ([], {"toy": True}, "bench nothing"),
-        *(([name], {"device": "cpu"}, f"bench {name}: device time needs a GPU; --toy") for name in NEED_DEVICE),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(names: list[str], given: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        run(names, **given)
+@pytest.mark.parametrize(("name", "says"), [("everything", "everything: expected launches, host, "), ("", "nothing")])
+def test_what_is_no_benchmark_is_refused(name: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"bench {says}"):
+        run(name.split(), toy=True)
 
 
 # -- checks before a measurement -------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Tests `memstate check`: a right pool passes, and for each planted fault a few calls show the violated behaviours."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,34 +234,6 @@ def test_what_is_a_choice_of_memstates_fails_nobody() -> None:
     done = memstate("check", "--pool", "tests.support.toy_pool:highest", "--examples", "5")
     assert done.status == 0 and "B2   no (choice)  a claim gives the lowest free slots\n" in done.out
     assert all(len(line) <= 80 for line in done.out.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--pool", "nowhere"), r"pool 'nowhere': expected memstate, .* or module:factory"),
-        (("--pool", "nowhere:pool"), r"pool 'nowhere:pool': ModuleNotFoundError: No module named 'nowhere'"),
-        (("--pool", "json:pool"), r"pool 'json:pool': AttributeError"),
-        (("--pool", "sys:path"), r"pool 'sys:path': .* cannot be called"),
-        (("--pool", "builtins:dict"), r"{} is no pool: expected capacity, claim, release and free"),
-        (("--pool", "builtins:next"), r"the factory of the pool raised TypeError"),
-        (("--pool", TOY, "--only", "B5,B99"), r"behaviours B99: expected some of G1, G3, B1"),
-        (("--pool", TOY, "--examples", "0"), r"--examples"),
-        ((), r"Missing option '--pool'"),
-    ],
-)
-def test_bad_usage_is_one_line(options: tuple[str, ...], message: str) -> None:
-    done = memstate("check", *options)
-    assert done.status == 2 and done.out == ""
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(" ".join(done.err.split()))
-    assert done.err.count("\n") == 1
-
-
-def test_without_hypothesis_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
-    done = memstate("check", "--pool", TOY)
-    assert done.status == 2 and "pip install '.[check]'" in done.err
 
 
 def found_in(name: str) -> list[Finding]:

@@ -10,19 +10,22 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
+from memstate.errors import CompileFailed, ConfigurationError
 from memstate.kernels.dispatch import OPS
 from memstate.kernels.warps import limit
+from memstate_tools import compile as compiling
 from memstate_tools.arguments import ints
 from memstate_tools.calls import CALLS, Call
-from memstate_tools.compile import KernelReport, compile_all, compile_elsewhere
+from memstate_tools.compile import KernelReport, compile_all, compile_elsewhere, known_targets
 from memstate_tools.compile.build import build
+from tests.support.command import memstate
 from tests.support.kernel_runs import not_interpreted
 
 ROOT = Path(__file__).parents[2]
@@ -202,11 +205,22 @@ def test_a_kernel_that_does_not_compile_is_named(compiled: dict[str, Any]) -> No
 # -- failures --------------------------------------------------------------------------------------
 
 
-def test_unknown_targets_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="sm_12: choose from sm_80"):
-        compile_all(["sm_90", "sm_12"])
-    with pytest.raises(InvalidArgument, match="missing"):
-        compile_all([])
+def test_a_target_that_triton_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
+    for reports, status, left in (([known], 0, "gfx950"), ([], 1, "sm_90, gfx950")):
+        monkeypatch.setattr(compiling, "compile_all", lambda *_, made=reports: made)
+        done = memstate("compile", "--targets", "sm_90,gfx950", "--json", "-")
+        assert done.status == status and f"does not know them: {left}" in done.err
+
+
+def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch_of(_: object, target: str) -> Mock:
+        if target == "gfx950":
+            raise RuntimeError("no such processor")
+        return Mock()
+
+    monkeypatch.setattr(sys.modules["memstate_tools.compile.build"], "launch_of", launch_of)
+    assert known_targets(["sm_90", "gfx950", "sm_80"]) == ["sm_90", "sm_80"]
 
 
 def test_a_failure_in_the_other_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from memstate.cli.app import app
 from memstate.engine.manager import StateManager
-from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate_tools.demo import DemoConfig, DemoReport, meter, run, sentences
 from memstate_tools.demo.compare import Compared
 from memstate_tools.demo.config import STRATEGIES
 from memstate_tools.demo.meter import Meter, held_by_kind
+from tests.support.command import memstate
 from tests.support.demo_talks import REQUESTS, TINY, demo, write_talks
 from tests.support.sampling import PROOF
 
@@ -148,16 +146,38 @@ def test_each_sentence_says_the_opposite_where_it_is_so(
     assert says in said.pop(which) and same.pop(which) and said == same
 
 
+KEYS = """strategy backend requests generated_tokens identical_to_uncached leaked_slots double_owned_slots
+    prefix_hit_tokens storage_hit_tokens host_hit_tokens prompt_tokens distinct_tokens logits_identical
+    states_identical slots_held_mean slots_held_peak slots_held_by_kind snapshots_taken snapshot_bytes_copied
+    device_launches_per_decode_step host_syncs_per_decode_step"""
+
+
+def test_the_command_writes_the_keys_of_the_contract(
+    default_run: DemoReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[DemoConfig] = []
+    monkeypatch.setattr("memstate_tools.demo.run", lambda config, report: asked.append(config) or default_run)
+    target = tmp_path / "demo.json"
+    done = memstate("demo", "--requests", 3, "--strategy", "lazy", "--backend", "reference", "--json", target)
+    assert asked == [DemoConfig(requests=3, strategy="lazy", backend="reference")] and not done.err
+    report = json.loads(target.read_text())
+    assert report == default_run.to_json() and set(KEYS.split()) <= set(report)
+    assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
+    assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}
+    said, hint = done.out.split("\n\n")  # JSON goes to a file, so stdout has the sentences
+    assert "equals the uncached run" in said and hint == "All figures: --all, or --json PATH.\n"
+
+
 @pytest.mark.parametrize("everything", [False, True])
 def test_the_command_fails_and_still_says_what_came_of_it(
     default_run: DemoReport, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = dataclasses.replace(default_run, leaked=[3])
     monkeypatch.setattr("memstate_tools.demo.run", lambda *given: bad)
-    done = CliRunner().invoke(app, ["demo", "--backend", "reference", *["--all"] * everything])
-    assert done.exit_code == 1 and done.stderr == "leaked slots [3]\n"
-    assert "\nIt does NOT end clean: leaked slots [3].\n" in done.stdout
-    assert ("\nleaked slots  " in done.stdout) == everything == ("--all" not in done.stdout)
+    status, out, err = memstate("demo", "--backend", "reference", *["--all"] * everything)
+    assert status == 1 and err == "leaked slots [3]\n"
+    assert "\nIt does NOT end clean: leaked slots [3].\n" in out
+    assert ("\nleaked slots  " in out) == everything == ("--all" not in out)
 
 
 @pytest.mark.sample(1)
@@ -260,21 +280,3 @@ def test_progress_counts_both_runs() -> None:
     report = run(DemoConfig(backend="reference", requests=4, size=TINY), lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert {total for _, total in seen} == {2 * report.requests} and seen[-1] == (8, 8)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"track_every": 12}, "track-every 12 is no multiple of page-size 8"),
-        ({"pages": 3}, "pages 3: the longest conversation alone needs"),
-        ({"slots": 2, "strategy": "ping-pong"}, "slots 2: one request under ping-pong needs 3"),
-        ({"input": Path("missing.jsonl")}, "missing.jsonl"),
-        ({"placement": "all"}, "placement 'all': expected ends, ends-only, every-N, nowhere"),
-        ({"state_order": "value-key", "model": "mamba2"}, "state-order value-key: expected dim-state or state-dim of"),
-        ({"storage_path": Path("x")}, "storage-path x: it is for storage file, not none"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument) as error:
-        run(DemoConfig(**{"backend": "reference"} | settings))
-    assert says in str(error.value) and "\n" not in str(error.value)

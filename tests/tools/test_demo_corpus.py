@@ -45,25 +45,11 @@ def test_input_file_gives_its_conversations(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ('{"turns": ["a"]}\n{"turns": [}', "line 2: not JSON"),
-        ('["a"]', "line 1: ['a']: expected an object"),
-        ('{"system": 3, "turns": ["a"]}', 'line 1: "system" must be a text'),
-        ('\n\n{"system": "a"}', 'line 3: "turns" must be a list'),
-        ('{"turns": ["a", 7]}', 'line 1: "turns" must be a list'),
-        ("\n \n", "no conversation in it"),
-        (r'{"turns": ["\ud800 x"]}', "line 1: half a surrogate pair"),
-        ('{"turns": ["' + "x" * (LONGEST + 1) + '"]}', f"line 1: {LONGEST + 1} bytes"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path: Path, content: str, says: str) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text(content)
-    with pytest.raises(InvalidArgument) as error:
+def test_a_line_that_is_too_long_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"turns": ["' + "x" * (LONGEST + 1) + '"]}')
+    with pytest.raises(InvalidArgument, match=f"{path}', line 1: {LONGEST + 1} bytes"):
         from_file(path)
-    assert says in str(error.value) and str(path) in str(error.value)
 
 
 def test_requests_cut_a_file_short() -> None:

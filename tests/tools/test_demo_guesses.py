@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-import memstate as ms
-from memstate_tools.demo.config import ENGINES, MODELS, STRATEGIES, DemoConfig
+from memstate_tools.demo.config import ENGINES, MODELS, STRATEGIES
 from memstate_tools.demo.trees import FORKED, DeviceTree, DraftTree, StepTree, chain
 from tests.support.demo_talks import demo
 
@@ -74,15 +73,3 @@ def test_a_tree_with_less_room_is_cut_by_depth(most: int, depth: int, has: int) 
 def test_T16_deferred_states_change_nothing(strategy: str, engine: str, tail: int) -> None:
     report = demo(strategy=strategy, engine=engine, tail=tail)
     assert report.ok, report.failure()
-
-
-@pytest.mark.parametrize("speculate", ["4", "tree"])
-def test_T5_refuses_more_guesses_than_a_chunk_has_tokens(speculate: str) -> None:
-    with pytest.raises(ms.InvalidArgument, match=f"speculate {speculate} with chunk 3: a chunk has at least as many"):
-        DemoConfig(speculate=speculate, chunk=3)
-
-
-@pytest.mark.parametrize("speculate", ["65", "-1", "04", "", "trees"])
-def test_T5_refuses_what_is_no_tree(speculate: str) -> None:
-    with pytest.raises(ms.InvalidArgument, match=f"speculate '{speculate}': expected a number of tokens from 0 to 64"):
-        DemoConfig(speculate=speculate)

@@ -1,4 +1,4 @@
-"""Tests the demo as several kinds of engine, with several kinds of layers and layouts: right and without leaks.
+"""Tests the demo as several kinds of engine, layers and layouts, and with guessed tokens: right and without leaks.
 
 The full matrix has 144 combinations. The cases here have each pair of settings at least once.
 """
@@ -19,7 +19,8 @@ from memstate_tools.demo.arena import GAP, Arena
 from memstate_tools.demo.config import ENGINES, LAYOUTS, MODELS, ORDERS_OF, STRATEGIES
 from memstate_tools.demo.engines import DemoEngine
 from memstate_tools.demo.mixers import state_layout
-from tests.support.demo_talks import TINY, demo, write_talks
+from memstate_tools.demo.trees import FORKED, DeviceTree, DraftTree, StepTree, chain
+from tests.support.demo_talks import TINY, demo, require_right, right, write_talks
 
 
 def small(**settings: Any) -> DemoReport:
@@ -28,11 +29,8 @@ def small(**settings: Any) -> DemoReport:
 
 
 def require_as_it_must_be(report: DemoReport) -> None:
-    """Checks that a run is right and leaks nothing, and that snapshots copy no more bytes than the engine needs."""
-    figures = report.to_json()
-    assert report.ok and report.identical, report.failure()
-    assert (figures["leaked_slots"], figures["double_owned_slots"]) == (0, 0)
-    config = report.config
+    """Checks that a run is right, and that snapshots copy no more bytes than the engine needs."""
+    figures, config = require_right(report).to_json(), report.config
     assert (figures["model"], figures["layout"], figures["engine"]) == (config.model, config.layout, config.engine)
     slot = state_layout(config.size, config.model).bytes_per_slot
     copied, most = figures["snapshot_bytes_copied"], figures["snapshots_taken"] * slot
@@ -164,3 +162,70 @@ def test_a_byte_between_states_and_pages_that_changes_fails_the_run(monkeypatch:
     assert report.to_json()["foreign_bytes_changed"] == 1
     says = f"1 of {report.foreign_bytes} bytes between states and pages changed, the first at offset 3 of the engine's"
     assert says in report.failure()
+
+
+# -- guessed tokens -------------------------------------------------------------------------------
+
+
+WITH: dict[str, dict[str, Any]] = {
+    "slots alone": {},
+    "sessions": {"sessions": 3},
+    "storage": {"storage": "file", "host_slots": 8, "slots": 8},
+    "an arena": {"engine": "arena", "layout": "slot-major"},
+    "claims that fail": {"fail_claims": 0.5},
+    "few pages": {"pages": 40, "chunk": 24},
+    "kernels in place": {"engine": "in-place"},
+    "deferred states": {"tail": 5},
+}
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("with_", WITH)
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_T6_guesses_change_nothing(strategy: str, model: str, overlap: int, with_: str, tree: bool) -> None:
+    speculate = "tree" if tree else str(1 + len(with_) % 4)
+    report = right(strategy=strategy, model=model, overlap=overlap, speculate=speculate, **WITH[with_])
+    assert speculate == "1" or 0 < report.meter.right < report.meter.guessed
+
+
+def test_T6_takes_fewer_steps() -> None:
+    plain, guessing, forked = (right(speculate=each, overlap=0) for each in ("0", "4", "tree"))
+    assert plain.answers == guessing.answers == forked.answers
+    assert forked.meter.steps < guessing.meter.steps < 0.7 * plain.meter.steps
+
+
+@pytest.mark.parametrize("tree", [chain(1), chain(5), FORKED])
+def test_the_device_walks_a_tree_as_the_host_does(tree: DraftTree) -> None:
+    draw, width = torch.Generator().manual_seed(0), len(tree) + 2
+    of = DeviceTree(tree, torch.device("cpu"))
+    for drafts in range(len(tree)):
+        for root in range(width - drafts):
+            sampled = torch.randint(0, 3, (64, len(tree)), generator=draw)
+            sides = torch.randint(0, 3, (64, 1 + tree.depth), generator=draw)
+            guesses = (sides[:, of.depths] + of.sides) % 3  # guesses that have the same parent differ
+            last = of.walk(guesses, sampled, torch.full((64,), drafts))
+            tokens = StepTree(of, torch.full((64,), root)).path(last).tolist()
+            for row in range(64):
+                path = tree.walk(guesses[row, 1 : drafts + 1].tolist(), sampled[row].tolist())
+                assert last[row] == path[-1] and tree.paths[path[-1]] == tuple(path)
+                right = [*range(root), *(root + node for node in path)][: len(tree)]
+                assert tokens[row][: len(right)] == right
+
+
+@pytest.mark.parametrize(
+    ("most", "depth", "has"), [(6, 3, 6), (6, 9, 6), (6, 2, 5), (6, 1, 2), (6, 0, 0), (4, 3, 4), (0, 3, 0), (-2, -1, 0)]
+)
+def test_a_tree_with_less_room_is_cut_by_depth(most: int, depth: int, has: int) -> None:
+    assert FORKED.fit(most, depth) == has
+    assert chain(7).fit(most, depth) == max(0, min(most, depth))
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("tail", [1, 4])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_T16_deferred_states_change_nothing(strategy: str, engine: str, tail: int) -> None:
+    right(strategy=strategy, engine=engine, tail=tail)

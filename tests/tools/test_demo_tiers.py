@@ -11,21 +11,14 @@ import pytest
 from memstate.tiers import MooncakeStore
 from memstate_tools.demo import DemoReport
 from memstate_tools.demo.config import ENGINES, MODELS, STRATEGIES
-from tests.support.demo_talks import demo
+from tests.support.demo_talks import demo, right
 from tests.support.mooncake_server import running_master
-
-
-def small(**settings: Any) -> DemoReport:
-    """Runs a small model on the reference, checks that the run is right, and returns the report."""
-    report = demo(**settings)
-    assert report.ok, report.failure()
-    return report
 
 
 def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
     """Runs the same conversations twice over one storage, as if the process started again; returns both reports."""
-    first = small(storage="file", storage_path=path, **settings)
-    return first, small(storage="file", storage_path=path, **settings)
+    first = right(storage="file", storage_path=path, **settings)
+    return first, right(storage="file", storage_path=path, **settings)
 
 
 @pytest.mark.sample(1)
@@ -51,8 +44,8 @@ def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("layout", ["layer-major", "slot-major"])
 def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: Path) -> None:
     """A record does not depend on the layout of the device that wrote it."""
-    small(storage="file", storage_path=tmp_path, host_slots=8)
-    again = small(storage="file", storage_path=tmp_path, host_slots=8, engine=engine, layout=layout)
+    right(storage="file", storage_path=tmp_path, host_slots=8)
+    again = right(storage="file", storage_path=tmp_path, host_slots=8, engine=engine, layout=layout)
     assert again.tiers and again.tiers.storage_hit_tokens > 0
 
 
@@ -60,25 +53,25 @@ def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: P
 @pytest.mark.parametrize("other", [{"seed": 1}, {"model": MODELS[1]}, {"page_size": 16}])
 def test_other_weights_models_and_pages_share_nothing(other: dict[str, Any], tmp_path: Path) -> None:
     """Records of another seed, model or page size have other names; the seed determines the weights."""
-    small(storage="file", storage_path=tmp_path, requests=5)
+    right(storage="file", storage_path=tmp_path, requests=5)
     before = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    small(storage="file", storage_path=tmp_path, requests=5, **other)
+    right(storage="file", storage_path=tmp_path, requests=5, **other)
     after = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     fresh = tmp_path / "fresh"
-    small(storage="file", storage_path=fresh, requests=5, **other)
+    right(storage="file", storage_path=fresh, requests=5, **other)
     own = {path.name for path in fresh.rglob("*") if path.is_file()}
     assert own and not own & before and own & (after - before) and after >= before
 
 
 @pytest.mark.parametrize("host_slots", [1, pytest.param(8, marks=pytest.mark.proof)])
 def test_host_memory_of_any_size_serves(host_slots: int) -> None:
-    report = small(slots=5, host_slots=host_slots, sessions=2, requests=20)
+    report = right(slots=5, host_slots=host_slots, sessions=2, requests=20)
     assert report.tiers and report.tiers.states_out > 0 and report.tiers.storage_hit_tokens == 0
     assert report.tiers.host_hit_tokens > 0 or host_slots == 1
 
 
 def test_storage_without_a_path_goes_with_the_run() -> None:
-    report = small(storage="file", slots=6, host_slots=2, requests=8)
+    report = right(storage="file", slots=6, host_slots=2, requests=8)
     assert report.tiers and report.tiers.written > 0
 
 
@@ -88,7 +81,8 @@ def test_sabotage_and_planted_leaks_are_noticed_over_tiers(tmp_path: Path) -> No
     for number, expected in enumerate(
         ({"plant_leak": True}, {"sabotage": "swap"}, {"sabotage": "stale", "sessions": 2})
     ):
-        small(storage="file", storage_path=tmp_path / str(number), host_slots=8, requests=14, **expected)
+        report = demo(storage="file", storage_path=tmp_path / str(number), host_slots=8, requests=14, **expected)
+        assert report.ok, report.failure()
 
 
 def command(*options: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Tests the sources of the demo's conversations, and the ends of its answers."""
+"""Tests parts of the demo: sources of conversations, ends of answers, and the model, whose sums are exact in any order.
+
+Each run of the demo checks that the numbers of a row do not depend on its batch.
+"""
 
 import inspect
 from collections import Counter
@@ -6,11 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
 from memstate_tools.demo.answers import longest_context, noise, rule_for
+from memstate_tools.demo.arithmetic import (
+    LIMIT,
+    TERM_BITS,
+    WEIGHT_BITS,
+    attend,
+    decaying_exp,
+    fixed,
+)
 from memstate_tools.demo.corpus import LONGEST, ChatScript, first_requests, from_docstrings, from_file
-from memstate_tools.demo.model import VOCABULARY
+from memstate_tools.demo.model import VOCABULARY, HybridModel
+from memstate_tools.demo.sizes import ModelSize
+from memstate_tools.demo.uncached import Uncached
 
 
 @pytest.mark.parametrize("requests", [1, 2, 7, 40])
@@ -86,3 +101,39 @@ def test_noise_depends_on_seed_conversation_and_position_only() -> None:
     assert not any(np.array_equal(first, other) for other in (noise(0, 2, 3), noise(1, 3, 3), noise(1, 2, 4)))
     many = np.concatenate([noise(9, 0, at) for at in range(200)])
     assert abs(many.mean() - 0.5772) < 0.02  # Euler's constant, the mean of Gumbel noise
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+def test_B52_the_chunk_size_changes_nothing(backend: Backend) -> None:
+    conversation = ChatScript(0, b"About heapq: ", (b"heappush?", b"nlargest?"))
+    tiny = ModelSize(recurrent_layers=1, heads=1)
+    lengths = [9, 24]
+    runs = [Uncached(HybridModel(tiny, 1, backend), chunk, 12, 8, 0).answer(conversation, lengths) for chunk in (7, 16)]
+    assert runs[0].tokens == runs[1].tokens and runs[0].states == runs[1].states and set(lengths) <= set(runs[0].states)
+    assert {at: x.tobytes() for at, x in runs[0].logits.items()} == {
+        at: x.tobytes() for at, x in runs[1].logits.items()
+    }
+
+
+def test_sums_are_exact_whatever_their_order() -> None:
+    """Adds the model's widest sum with the largest possible terms forwards, backwards and pairwise."""
+    draw = torch.Generator().manual_seed(0)
+    x = fixed(torch.randn(64, generator=draw) * LIMIT, TERM_BITS)
+    weight = fixed(torch.randn(64, generator=draw) * 4, WEIGHT_BITS)
+    terms = (x * weight).tolist()
+    pairwise = (x * weight).view(2, 32).sum(1).sum().item()
+    assert sum(terms) == sum(reversed(terms)) == sum(sorted(terms)) == pairwise == (x @ weight).item()
+
+
+def test_attention_is_softmax_attention_with_a_close_exponential() -> None:
+    draw = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, 2, n, 16, generator=draw) for n in (3, 9, 9))
+    visible = torch.ones(2, 1, 3, 9, dtype=torch.bool).tril(4)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    assert torch.allclose(attend(q, k, v, visible), expected, atol=0.05)
+    x = torch.linspace(-20, 0, 50)
+    assert torch.allclose(decaying_exp(x), x.exp(), atol=0.003) and (decaying_exp(x).diff() > 0).all()
+    assert decaying_exp(torch.tensor([0.0, -300.0])).tolist() == [1.0, 0.0]
+    assert torch.equal(attend(q, k, v, torch.zeros_like(visible)), torch.zeros(2, 2, 3, 16))

@@ -1,11 +1,15 @@
-"""Tests that the counts of `memstate bench launches` (launches, uploads and synchronisations) are not above limits."""
+"""Tests counts of `bench launches` against limits, and `bench transformers` at toy sizes beside its peers."""
 
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
 import pytest
+import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate_tools.bench import Measured, by_unit, launches
+from memstate_tools.bench import Measured, by_unit, launches, run
+from memstate_tools.bench.task import Setting
 from tests.support.kernel_runs import not_interpreted
 
 OPS = {"admit", "publish", "release", "step", "plan", "settle", "copy", "hit"}
@@ -60,3 +64,35 @@ def test_table_has_one_line_per_operation_and_case() -> None:
     entries = [Measured("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
     row = {"op": "admit", "case": "R=1", "launches": "0", "uploads": "1", "syncs": "2", "bytes": "3 B"}
     assert by_unit(entries) == [row]
+
+
+# -- beside Transformers --------------------------------------------------------------------------
+
+
+SIZES = ("", ", 32 M parameters")
+
+
+@pytest.fixture
+def serve() -> Any:
+    """The benchmarks beside Transformers, where it is installed."""
+    pytest.importorskip("transformers")
+    return import_module("memstate_tools.bench.transformers_serve")
+
+
+@pytest.mark.usefixtures("serve")
+def test_steps_and_batches_stand_beside_the_own_cache_and_generate() -> None:
+    outcome = run(["transformers"], "reference", toy=True)
+    assert outcome.wrong == []
+    compared = {(one.op, one.case, one.peer) for one in outcome.entries if one.peer}
+    assert compared == {
+        *(("step", f"toy R=2{size}{mode}", "own-cache") for size in SIZES for mode in ("", ", both in inference mode")),
+        *(("batch", f"toy R=2, {kind} lengths{size}", "generate") for size in SIZES for kind in ("equal", "mixed")),
+    }  # fmt: skip
+    for one in outcome.entries:
+        assert one.value > 0 and (one.peer is None) == (one.ratio is None), one
+
+
+def test_other_tokens_are_not_measured(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.ServedSides, "generate", lambda self: [[0] * self.new] * 2)
+    checks = {task.name: task.check() for task in serve.tasks(Setting("reference", torch.device("cpu"), toy=True))}
+    assert set(checks.values()) == {"serve and generate choose other tokens"}

@@ -1,24 +1,26 @@
-"""Tests `memstate capacity`: its output, its JSON, and the examples of docs/capacity.md."""
+"""Tests `memstate capacity`, `trace` and `replay`: output, files and JSON, and the examples of docs/capacity.md."""
 
 import json
 import re
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memstate as ms
 from memstate.cli import layouts
 from memstate.cli import replay as replaying
-from memstate.cli.replay import rated
+from memstate.cli.replay import NAMES, Loop, Replayed, rated
 from memstate.cli.traces import form
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
-from memstate_tools.traces.make import make
+from memstate_tools.traces.make import KINDS, make
 from tests.support.command import Done, memstate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "capacity.md").read_text()
 TABLED = ("qwen3_next", "nemotron_h", "falcon_h1", "kimi_linear", "lfm2", "falcon_mamba")  # presets in two tables
-CONTRACT = "bytes_per_slot slots arena_bytes max_requests_by_strategy recommendation"
+PLANNED = "bytes_per_slot slots arena_bytes max_requests_by_strategy recommendation"
 SMALL = ("qwen3_next", "--memory", "8GiB", "--context", "20k", "--concurrency", "3", "--every", "512")
 
 
@@ -34,7 +36,7 @@ def test_capacity_writes_the_keys_of_the_contract_and_nothing_else_to_stdout(tmp
     done = memstate("capacity", *SMALL, "--json", "-")
     assert (done.status, done.err) == (0, "")
     report = json.loads(done.out)
-    assert set(CONTRACT.split()) <= set(report)
+    assert set(PLANNED.split()) <= set(report)
     plan = ms.capacity("qwen3_next", "8GiB", context="20k", concurrency=3, every=512)
     assert report == plan.to_json()
     assert memstate("capacity", *SMALL, "--json", tmp_path / "a.json") == Done(0, f"{plan}\n", "")
@@ -164,3 +166,87 @@ def test_the_table_of_residency_is_made_by_the_command() -> None:
             counts += [str(most[strategy]) for strategy in ("ping-pong", "lazy", "redirect")]
         rows.append(f"| `{name}` | {' | '.join(counts)} |")
     assert (table := "\n".join(rows)) in PAGE, f"docs/capacity.md should have these rows:\n{table}"
+
+
+# -- traces and replays ---------------------------------------------------------------------------
+
+
+REPLAYED = """requests block_hit_rate ideal_hit_rate policy states pages us_per_match us_per_insert evicted_states
+    leaked_slots misses_by_reason placement chunk every forwards_per_prompt states_filed_per_request
+    recomputed_tokens_per_turn longest_wait"""
+
+
+def untimed(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in report.items() if not name.startswith("us_")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_trace_writes_what_replay_reads(kind: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    assert memstate("trace", kind, "--out", path, "--requests", "25", "--seed", "4") == Done(
+        0, "", f"{path}: 25 requests\n"
+    )
+    assert form.read(path) == make(kind, 25, 4)
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+    done = memstate("replay", path, "--states", "3", "--pages", "600", "--json", "-")
+    assert done.status == 0 and json.loads(done.out)["requests"] == 25
+
+
+@pytest.mark.parametrize("kind", ["chat", "agent"])
+def test_trace_makes_chats_that_part_from_their_prompts(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    options = ("--requests", "25", "--seed", "4", "--tail", "5", "--thoughts", "300")
+    assert memstate("trace", kind, "--out", path, *options) == Done(0, "", f"{path}: 25 requests\n")
+    assert form.read(path) == make(kind, 25, 4, tail=5, thoughts=300)
+    assert all(one.parts is not None and one.output_length > 300 for one in form.read(path))
+
+
+def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
+    done = memstate("replay", trace, "--states", "4", "--json", "-")
+    assert (done.status, done.err) == (0, "")
+    report = json.loads(done.out)
+    assert set(report) == {field.name for field in fields(Replayed)} and set(REPLAYED.split()) <= set(report)
+    requests = form.read(trace)
+    assert (report["policy"], report["states"], report["pages"]) == ("return-rate", 4, 50_000)
+    assert (report["requests"], report["leaked_slots"]) == (len(requests), 0)
+    asked = sum(len(one.hash_ids) for one in requests)
+    rate = report["block_hit_rate"] + report["answer_hit_rate"]
+    assert rate * asked + sum(report["misses_by_reason"].values()) == pytest.approx(asked)
+    assert untimed(report) == untimed(asdict(replaying.replay(requests, 4, 50_000, "return-rate")))
+
+
+def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    given = ("--states", "2", "--pages", "45", "--policy", "flop-aware", "--from", "0.5", "--limit", "30")
+    of_loop = ("--chunk", "1000", "--every", "1024", "--running", "2", "--placement", "every-512")
+    done = memstate("replay", trace, *given, *of_loop, "--json", target)
+    assert done.status == 0 and done.err == ""
+    loop = Loop(chunk=1000, every=1024, running=2, placement="every-512")
+    expected = asdict(replaying.replay(form.read(trace, 30), 2, 45, "flop-aware", 0.5, loop=loop))
+    assert untimed(json.loads(target.read_text())) == untimed(expected)
+    assert "flop-aware" in done.out and f"{expected['block_hit_rate']:.3f}" in done.out  # stdout has the table too
+    assert "talks.jsonl: block hit rate, 45 pages, 15 requests" in done.out
+
+
+def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
+    done = memstate("replay", trace, "--limit", "9", "--states", "2, 6,2", "--policy", "lru,bound", "--json", "-")
+    runs = [(one["policy"], one["states"]) for one in json.loads(done.out)]
+    assert runs == [("lru", 2), ("lru", 6), ("bound", 2), ("bound", 6)]
+    done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "all", "--json", "-")
+    assert [one["policy"] for one in json.loads(done.out)] == list(NAMES)
+    done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "lru,all,bound", "--json", "-")
+    assert [one["policy"] for one in json.loads(done.out)] == [*dict.fromkeys(("lru", *NAMES)), "bound"]
+    shown = memstate("replay", trace, "--limit", "9", "--states", "2,6", "--policy", "all")
+    assert shown.status == 0 and shown.err == "" and "room for everything" in shown.out
+    assert all(policy in shown.out for policy in NAMES)
+
+
+def test_a_policy_in_the_current_folder(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (trace.parent / "mine_of_replay.py").write_text(
+        "from memstate.prefix.policies import Lru\n\nclass Mine(Lru): ...\n"
+    )
+    monkeypatch.chdir(trace.parent)
+    given = ("--limit", "9", "--states", "2", "--policy", "mine_of_replay:Mine,lru-tombstones", "--json", "-")
+    mine, named = map(untimed, json.loads(memstate("replay", trace, *given).out))
+    assert mine == named | {"policy": "mine_of_replay:Mine"}

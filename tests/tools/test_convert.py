@@ -24,6 +24,7 @@ from tests.support.command import memstate
 from tests.support.sources import ROOT
 
 Request = tuple[list[int], int]  # (prompt, number of generated tokens)
+Read = Callable[..., tuple[list[TraceRequest], convert.Summary]]
 TEXT = "it's a \"trap\": prompt_token_ids: [9], input_ids=[9], rid='x', 'completion_tokens': 9"
 
 
@@ -133,6 +134,17 @@ def converted(path: Path, kind: str, **given: Any) -> tuple[list[TraceRequest], 
     return list(convert.convert(path, kind, summary, **given)), summary
 
 
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """A function that converts a log of the given kind and lines, and returns its requests and the summary."""
+
+    def of(kind: str, *lines: str, **given: Any) -> tuple[list[TraceRequest], convert.Summary]:
+        (tmp_path / "log").write_text("".join(lines))
+        return converted(tmp_path / "log", kind, **given)
+
+    return of
+
+
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_a_replay_of_the_trace_has_the_hits_of_the_tokens(tmp_path: Path, write: Callable[..., Any]) -> None:
     requests = conversations(5, 40)
@@ -164,7 +176,7 @@ def test_a_replay_of_the_trace_has_the_hits_of_the_tokens(tmp_path: Path, write:
     assert got.ideal_hit_rate == known / sum(len(one.hash_ids) for one in exact) > 0.2 and got.block_hit_rate > 0.2
 
 
-def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
+def test_messages_share_what_their_texts_share(read: Read) -> None:
     """Each turn repeats the messages before it.
 
     The text of tools comes before the messages. 4 bytes of text are a token.
@@ -179,8 +191,7 @@ def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
         answer = {"choices": [{"message": messages[-1]}]}
         lines[-1] = json.dumps({"body": json.loads(lines[-1]), "response": {"body": answer}})
     lines.append(json.dumps({"created": 1764324009, "messages": messages}))  # no tools, no answer
-    (tmp_path / "log").write_text("\n".join(lines))
-    trace, summary = converted(tmp_path / "log", "openai")
+    trace, summary = read("openai", "\n".join(lines))
     assert summary == convert.Summary(5, without_answer=1)
     assert [one.timestamp for one in trace] == [0, 1000, 2000, 3000, 8500]
     assert [one.output_length for one in trace] == [500] * 4 + [0]
@@ -191,7 +202,7 @@ def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
     assert not set(trace[4].hash_ids) & set(trace[3].hash_ids)
 
 
-def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
+def test_tokens_of_a_tokenizer(read: Read, tmp_path: Path) -> None:
     """A word is a token. The template adds one token per message for its role, and one before the answer."""
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `transformers` is not installed")
     transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
@@ -207,26 +218,25 @@ def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
     message = {"role": "user", "content": "hello world " * 300}
     answer = {"choices": [{"text": "hello hello hello"}]}
     lines = [{"messages": [message], "response": answer}, {"messages": [message, {"role": "user", "content": "world"}]}]
-    (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)))
-    trace, _ = converted(tmp_path / "log", "openai", tokens=logs.tokenized(str(tmp_path / "words")))
+    tokens = logs.tokenized(str(tmp_path / "words"))
+    trace, _ = read("openai", "\n".join(map(json.dumps, lines)), tokens=tokens)
     assert [(one.input_length, one.output_length) for one in trace] == [(602, 3), (604, 0)]
     assert trace[0].hash_ids[0] == trace[1].hash_ids[0] and trace[0].hash_ids[1] != trace[1].hash_ids[1]
 
 
-def test_ids_differ_from_run_to_run(tmp_path: Path) -> None:
+def test_ids_differ_from_run_to_run(read: Read) -> None:
     """Each run hashes with a new key, so nobody can compute the id of a text. In one run, equal texts have one id."""
-    path = log(tmp_path / "log", [part for number in range(2) for part in vllm(number, [7] * 700, 1)])
-    (first, second), _ = converted(path, "vllm")
-    (other, _), _ = converted(path, "vllm")
+    lines = [part for number in range(2) for part in vllm(number, [7] * 700, 1)]
+    ((first, second), _), ((other, _), _) = read("vllm", *lines), read("vllm", *lines)
     assert first.hash_ids == second.hash_ids and not set(first.hash_ids) & set(other.hash_ids)
     assert len(set(first.hash_ids)) == 2
 
 
-def test_requests_are_in_the_order_of_time_across_the_end_of_a_year(tmp_path: Path) -> None:
+def test_requests_are_in_the_order_of_time_across_the_end_of_a_year(read: Read) -> None:
     parts = [vllm(number, [number] * 10, 1)[0] for number in range(3)]
     dates = ("12-31 23:59:59", "12-31 23:59:58", "01-01 00:00:01")
     lines = [re.sub(r"11-28 [\d:]+", date, part) for part, date in zip(parts, dates, strict=True)]
-    trace, _ = converted(log(tmp_path / "log", lines), "vllm")
+    trace, _ = read("vllm", *lines)
     assert [one.timestamp for one in trace] == [0, 1000, 3000]
 
 
@@ -267,19 +277,19 @@ def test_a_text_without_an_end_is_read_once(tmp_path: Path) -> None:
     assert done.stdout == "[1] 1\n"
 
 
-def test_the_answer_of_an_id_like_a_line_is_not_taken_for_that_of_another(tmp_path: Path) -> None:
+def test_the_answer_of_an_id_like_a_line_is_not_taken_for_that_of_another(read: Read) -> None:
     asked, answered = vllm_before(1, [1, 2], 3)
     fake = answered.replace("r1:", "r1: output_token_ids: [1, 2, 3, 4] b:")
-    trace, _ = converted(log(tmp_path / "log", [asked, fake, answered]), "vllm")
+    trace, _ = read("vllm", asked, fake, answered)
     assert [one.output_length for one in trace] == [3]
 
 
-def test_few_requests_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_requests_are_in_memory(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of 3, an answer is dropped if 3 other requests have come since the request that it answers."""
     monkeypatch.setattr(convert, "WAITING", 3)
     pairs = [vllm(number, [number] * 10, 2) for number in range(6)]
     lines = [*(asked for asked, _ in pairs), *(answered for _, answered in pairs)]
-    trace, summary = converted(log(tmp_path / "log", lines), "vllm")
+    trace, summary = read("vllm", *lines)
     assert [one.output_length for one in trace] == [0, 0, 0, 2, 2, 2]
     assert summary == convert.Summary(6, without_answer=3)
 
@@ -326,11 +336,8 @@ PARTS = {
 
 
 @pytest.mark.parametrize(("kind", "bad", "why"), PARTS.values(), ids=PARTS)
-def test_a_part_of_a_prompt_is_refused_and_counted_with_its_reason(
-    tmp_path: Path, kind: str, bad: str, why: str
-) -> None:
-    (tmp_path / "log").write_text(GOOD[kind] + bad * 7)
-    trace, summary = converted(tmp_path / "log", kind)
+def test_a_part_of_a_prompt_is_refused_and_counted_with_its_reason(read: Read, kind: str, bad: str, why: str) -> None:
+    trace, summary = read(kind, GOOD[kind] + bad * 7)
     assert len(trace) == 1 and summary.skipped_lines == 7
     ((reason, times),) = summary.partial.items()
     assert (
@@ -340,10 +347,9 @@ def test_a_part_of_a_prompt_is_refused_and_counted_with_its_reason(
     )
 
 
-def test_each_line_is_told_of_once_and_in_words(tmp_path: Path) -> None:
+def test_each_line_is_told_of_once_and_in_words(read: Read) -> None:
     turn = '{"previous_response_id": "r", "prompt": "and then?"}\n'
-    (path := tmp_path / "log").write_text('{"prompt": "a"}\n' + turn + "\nx\n")
-    _, summary = converted(path, "openai")
+    _, summary = read("openai", '{"prompt": "a"}\n', turn, "\nx\n")
     (reason,) = summary.partial
     assert str(summary) == (
         "1 request, 1 without its answer, 1 without a time. 1 request left out, because the log has only a part of it: "
@@ -356,38 +362,35 @@ def test_each_line_is_told_of_once_and_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", [{}, {"timestamp": "2026-11-28T10:02:01.5"}], ids=["no time", "its time behind"])
-def test_a_log_with_parts_alone_says_what_it_left_out(tmp_path: Path, head: dict[str, str]) -> None:
+def test_a_log_with_parts_alone_says_what_it_left_out(read: Read, head: dict[str, str]) -> None:
     asked = {"event": "request.received", "rid": "a", "obj": {"text": CUT_TEXT}, **head}
-    path = log(tmp_path / "log", [json.dumps(asked) + "\n"])
     with pytest.raises(InvalidArgument, match="no request with tokens in it") as refused:
-        converted(path, "sglang")
+        read("sglang", json.dumps(asked) + "\n")
     assert "1 request left out, because the log has only a part of it: a cut prompt" in str(refused.value)
     assert "is it a log of" not in str(refused.value)
 
 
-def test_dots_of_a_text_itself_are_no_cut(tmp_path: Path) -> None:
+def test_dots_of_a_text_itself_are_no_cut(read: Read) -> None:
     lines = [line for text in ("wait... what?", "a, extra_key='x' ... b", "x" * 2051) for line in received(text=text)]
-    (tmp_path / "log").write_text("".join(lines))
-    trace, summary = converted(tmp_path / "log", "sglang")
+    trace, summary = read("sglang", *lines)
     assert summary.skipped_lines == 0 and [one.input_length for one in trace] == [4, 4, 6, 6, 513, 513]
 
 
 @pytest.mark.parametrize("form", [0, 1], ids=["text", "JSON"])
-def test_a_batch_is_as_many_requests(tmp_path: Path, form: int) -> None:
+def test_a_batch_is_as_many_requests(read: Read, form: int) -> None:
     asked = received(rid=["r1", "r2"], input_ids=[[7] * 600, [8] * 90], lora_path=["x", "x"], image_data=[None, None])
     texts = received(rid=["r3", "r4"], text=["a" * 8, "b" * 80])
-    (tmp_path / "log").write_text(asked[form] + texts[form] + "".join(sglang(n, [], 10 * n)[1] for n in (2, 1, 4, 3)))
-    trace, summary = converted(tmp_path / "log", "sglang")
+    trace, summary = read("sglang", asked[form], texts[form], *(sglang(n, [], 10 * n)[1] for n in (2, 1, 4, 3)))
     assert summary == convert.Summary(4)
     lengths = [(one.input_length, one.output_length) for one in trace]
     assert lengths == [(600, 10), (90, 20), (2, 30), (20, 40)]
 
 
-def test_a_list_of_prompts_is_as_many_requests(tmp_path: Path) -> None:
+def test_a_list_of_prompts_is_as_many_requests(read: Read) -> None:
     body = {"prompt": ["a" * 8, "b" * 80], "usage": {"completion_tokens": 9}}
     answered = body | {"choices": [{"text": "c" * 4}, {"text": "d" * 16}]}
-    (tmp_path / "log").write_text(json.dumps(body) + "\n" + json.dumps(answered) + "\n" + '{"prompt": [[1, 2], [3]]}')
-    trace, summary = converted(tmp_path / "log", "openai")
+    lines = (json.dumps(one) + "\n" for one in (body, answered, {"prompt": [[1, 2], [3]]}))
+    trace, summary = read("openai", *lines)
     lengths = [(one.input_length, one.output_length) for one in trace]
     assert lengths == [(2, 0), (20, 0), (2, 1), (20, 4), (2, 0), (1, 0)] and summary.without_answer == 4
 
@@ -422,25 +425,23 @@ SALTS: dict[str, tuple[str, Callable[[str], str]]] = {
 
 @pytest.mark.parametrize(("kind", "line"), SALTS.values(), ids=SALTS)
 def test_prompts_of_other_adapters_tenants_or_pictures_share_nothing(
-    tmp_path: Path, kind: str, line: Callable[[str], str]
+    read: Read, kind: str, line: Callable[[str], str]
 ) -> None:
-    (tmp_path / "log").write_text("".join(line(one) for one in "xyx"))
-    (first, other, again), summary = converted(tmp_path / "log", kind)
+    (first, other, again), summary = read(kind, *map(line, "xyx"))
     assert first.hash_ids == again.hash_ids and not set(first.hash_ids) & set(other.hash_ids)
     assert first.input_length == other.input_length and summary.skipped_lines == 0
     pictured = 3 * ("image" in line("x"))
     assert summary.with_media == pictured and ("not counted" in str(summary)) == bool(pictured)
 
 
-def test_the_bytes_of_a_picture_are_no_tokens(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(picture("data:image/png;base64," + "A" * 90_000))
-    (one,), _ = converted(tmp_path / "log", "openai")
+def test_the_bytes_of_a_picture_are_no_tokens(read: Read) -> None:
+    (one,), _ = read("openai", picture("data:image/png;base64," + "A" * 90_000))
     assert 1000 < one.input_length < 1050
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["with a head", "without"])
 @pytest.mark.parametrize("wrap", ["docker", "kubernetes"])
-def test_what_a_container_wraps_is_read_and_put_together(tmp_path: Path, wrap: str, bare: bool) -> None:
+def test_what_a_container_wraps_is_read_and_put_together(read: Read, wrap: str, bare: bool) -> None:
     """Container runtimes cut a long line into parts. Lines of the other output stream can lie between the parts."""
     asked, answered = sglang_json(1, range(9000), 4)
     lines = []
@@ -456,16 +457,15 @@ def test_what_a_container_wraps_is_read_and_put_together(tmp_path: Path, wrap: s
             lines.insert(-1 if place == len(parts) else len(lines), line + "\n")
     assert len(lines) > 6
     lines.append('{"event": "of another"}\n')
-    (tmp_path / "log").write_text("".join(lines))
-    trace, summary = converted(tmp_path / "log", "sglang")
+    trace, summary = read("sglang", *lines)
     assert summary == convert.Summary(1) and [(one.input_length, one.output_length) for one in trace] == [(9000, 4)]
 
 
-def test_the_parts_of_a_line_have_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_line_have_its_limit(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "LONGEST_LINE", 100)
-    (tmp_path / "log").write_text((json.dumps({"log": "x" * 40, "stream": "stdout", "time": ""}) + "\n") * 3)
+    part = json.dumps({"log": "x" * 40, "stream": "stdout", "time": ""}) + "\n"
     with pytest.raises(InvalidArgument, match="line 3: the parts of a line are longer than 100 bytes"):
-        converted(tmp_path / "log", "sglang")
+        read("sglang", part * 3)
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("vllm", "DEBUG 11-"), ("sglang", "[2026-")])

@@ -62,35 +62,25 @@ def test_a_right_kernel_is_ranked_by_its_compiled_code() -> None:
     assert (outcome.device, outcome.timed, outcome.complete, outcome.resumed) == ("sm_90", False, True, 0)
 
 
-@pytest.mark.parametrize(
-    ("edits", "says"),
-    [
-        ({STATE_STORE: STATE_STORE.replace("inside & ", "")}, r"(state|memory behind state)"),
-        ({STATE_STORE: STATE_STORE.replace(" & (write > 0)", "")}, "state"),  # in slot 0, which nobody owns
-        ({STATE_STORE: STATE_STORE.replace("write.to", "read.to")}, "state"),
-        ({OUT_STORE: OUT_STORE.replace("mask=inside", "mask=lane < 2 * size")}, r"out(, memory behind out)?"),
-        ({OUT_STORE: OUT_STORE + "\n    tl.store(x_ptr - 1 - row, 0.0)"}, "memory before x"),
-        ({OUT_STORE: OUT_STORE + "\n        tl.store(x_ptr + at, mean, mask=inside)"}, "x"),
-        ({"* RATE": "* 0.26"}, "state, out"),
-        ({"for token in range(tl.load(tokens_ptr + row))": "for token in range(1)"}, "state, out"),
-        ({"most, size = x.shape\n": "most, size = x.shape\n    size -= batch == 1\n"}, "state, out"),
-        (RETURNED, "the result"),
-        (IN_TUPLES, r"the result\[1\]"),
-    ],
-    ids=[
-        "unmasked",
-        "padding",
-        "slot",
-        "unmasked out",
-        "before",
-        "input",
-        "sum",
-        "tokens",
-        "one row",
-        "result",
-        "tuple",
-    ],
-)
+FAULTS = {
+    "unmasked": ({STATE_STORE: STATE_STORE.replace("inside & ", "")}, r"(state|memory behind state)"),
+    "padding": ({STATE_STORE: STATE_STORE.replace(" & (write > 0)", "")}, "state"),  # in slot 0, which nobody owns
+    "slot": ({STATE_STORE: STATE_STORE.replace("write.to", "read.to")}, "state"),
+    "unmasked too": (
+        {OUT_STORE: OUT_STORE.replace("mask=inside", "mask=lane < 2 * size")},
+        r"out(, memory behind out)?",
+    ),
+    "before": ({OUT_STORE: OUT_STORE + "\n    tl.store(x_ptr - 1 - row, 0.0)"}, "memory before x"),
+    "input": ({OUT_STORE: OUT_STORE + "\n        tl.store(x_ptr + at, mean, mask=inside)"}, "x"),
+    "sum": ({"* RATE": "* 0.26"}, "state, out"),
+    "tokens": ({"for token in range(tl.load(tokens_ptr + row))": "for token in range(1)"}, "state, out"),
+    "one row": ({"most, size = x.shape\n": "most, size = x.shape\n    size -= batch == 1\n"}, "state, out"),
+    "result": (RETURNED, "the result"),
+    "tuple": (IN_TUPLES, r"the result\[1\]"),
+}
+
+
+@pytest.mark.parametrize(("edits", "says"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_found_and_named(edits: dict[str, str], says: str, tmp_path: Path) -> None:
     outcome = swept(tmp_path, edits, limit=1)
     (trial,) = outcome.wrong

@@ -1,7 +1,10 @@
 """Tests what is read from compiled texts: origins of addresses, chains of loads, instructions of a token.
 
-The texts are written by hand; each has another difficulty.
+The texts in compiled_texts.txt are written by hand; each has another difficulty.
 """
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,13 @@ from memstate_tools.compile.chains import dependent_loads
 from memstate_tools.compile.instructions import bytes_in_flight, of_a_token, of_two_loops
 
 ASM = "tail call void asm sideeffect"
-LOADED = "tail call i32 asm sideeffect"
+SAMPLES = [block.split("\n", 1) for block in Path(__file__).with_name("compiled_texts.txt").read_text().split("\n== ")]
+
+
+def samples(subject: str) -> list[Any]:
+    """Returns (what is right, text) of the samples of a subject."""
+    heads = [(head.split(" | "), text.strip("\n")) for head, text in SAMPLES[1:]]
+    return [pytest.param(right, text, id=why) for (of, right, why), text in heads if of == subject]
 
 
 def kernel(body: str) -> str:
@@ -18,84 +27,11 @@ def kernel(body: str) -> str:
     return f"define void @k({pointers}) #0 !dbg !4 {{\n{body}\n  ret void\n}}\n\ndefine void @other() {{\n}}\n"
 
 
-@pytest.mark.parametrize(
-    ("why", "body", "bits"),
-    [
-        (
-            "either of two pointers, by a loop and by a predicate",
-            """
-            %3 = load <4 x i32>, ptr addrspace(1) %0, align 16, !dbg !5
-            br label %4
-          4:
-            %5 = phi ptr addrspace(1) [ %1, %2 ], [ %9, %4 ]
-            %6 = load i16, ptr addrspace(1) %5, align 2
-            %7 = icmp eq ptr addrspace(1) %0, null
-            %8 = select i1 %7, ptr addrspace(1) %1, ptr addrspace(1) %1
-            store float 1.0, ptr addrspace(1) %8, align 4
-            %9 = getelementptr i8, ptr addrspace(1) %0, i64 16
-            br i1 %7, label %4, label %10
-            """,
-            [128, 16],
-        ),
-        (
-            "inline assembly, atomics, generic addresses, asynchronous copies",
-            f"""
-            %3 = {LOADED} "mov.u32 $0, 0x0;\\0A\\09ld.global.v2.b32 {{ $0 }}, [ $1 ];", "=r,l"(ptr addrspace(1) %0)
-            %4 = {LOADED} "atom.global.gpu.relaxed.or.b32 $0, [ $1 + 0 ], $2;", "=r,l,r"(ptr addrspace(1) %0, i32 %3)
-            %5 = atomicrmw or ptr addrspace(1) %0, i32 %3 syncscope("agent") monotonic, align 4
-            %6 = addrspacecast ptr addrspace(1) %0 to ptr
-            store <2 x half> zeroinitializer, ptr %6, align 4
-            {ASM} "cp.async.cg.shared.global [ $0 ], [ $1 ], 0x10, $2;", "r,l"(ptr addrspace(3) %7, ptr addrspace(1) %0)
-            {ASM} "@$2 st.global.b16 [ $1 + 0 ], {{ $0 }};", "c,l,b"(i16 1, ptr addrspace(1) %0, i1 1)
-            {ASM} "st.shared.b8 [ $0 + 0 ], $1;", "r,c"(ptr addrspace(3) %7, i8 1)
-            """,
-            [64, 32, 32, 32, 128, 16],
-        ),
-        (
-            "buffers of AMD",
-            """
-            %3 = tail call ptr addrspace(8) @llvm.amdgcn.make.buffer.rsrc.p8.p1(ptr addrspace(1) %0, i16 0)
-            %4 = tail call <4 x i32> @llvm.amdgcn.raw.ptr.buffer.load.v4i32(ptr addrspace(8) %3, i32 %2, i32 0, i32 0)
-            tail call void @llvm.amdgcn.raw.ptr.buffer.store.i32(i32 1, ptr addrspace(8) %3, i32 %2, i32 0, i32 0)
-            %5 = tail call ptr addrspace(8) @llvm.amdgcn.make.buffer.rsrc.p8.p1(ptr addrspace(1) %1, i16 0)
-            tail call void @llvm.amdgcn.raw.ptr.buffer.store.i16(i16 1, ptr addrspace(8) %5, i32 %2, i32 0, i32 0)
-            """,
-            [128, 32],
-        ),
-        (
-            "another argument, an index that was loaded: none of the plane's",
-            """
-            %3 = load <2 x i64>, ptr addrspace(1) %0, align 16
-            %4 = load i32, ptr addrspace(1) %1, align 4
-            %5 = getelementptr i32, ptr addrspace(1) %1, i32 %4
-            store i32 %4, ptr addrspace(1) %5, align 4
-            """,
-            [128],
-        ),
-        (
-            "an address that was loaded from a table",
-            """
-            %3 = load i64, ptr addrspace(1) %0, align 8
-            %4 = inttoptr i64 %3 to ptr addrspace(1)
-            store <4 x float> zeroinitializer, ptr addrspace(1) %4, align 16
-            store i8 1, ptr addrspace(1) %1, align 1
-            """,
-            [128],
-        ),
-        (
-            "through shared memory: unknown, so counted",
-            """
-            %3 = load i64, ptr addrspace(3) @global_smem, align 8
-            %4 = inttoptr i64 %3 to ptr addrspace(1)
-            %5 = load i32, ptr addrspace(1) %4, align 4
-            """,
-            [32],
-        ),
-    ],
-)  # fmt: skip
-def test_addresses_are_followed(why: str, body: str, bits: list[int]) -> None:
+@pytest.mark.parametrize(("bits", "body"), samples("widths"))
+def test_addresses_are_followed(bits: str, body: str) -> None:
+    """The widths are those of the accesses that may move bytes of `plane`."""
     moves = plane_accesses(accesses(kernel(body), ["plane", "other", "n"]), ["plane"], ["plane", "other"])
-    assert [access.bits for access in moves] == bits, why
+    assert [access.bits for access in moves] == [int(each) for each in bits.split()]
 
 
 @pytest.mark.parametrize(
@@ -119,76 +55,13 @@ def test_a_text_without_a_kernel_is_refused() -> None:
 # -- loads that wait for each other ---------------------------------------------------------------
 
 
-SAMPLES = {
-    "side by side": (1, "ld.global.b32 { %r1 }, [ %rd1 + 0 ];\n ld.global.b32 { %r2 }, [ %rd2 + 0 ];"),
-    "an address": (
-        2,
-        "ld.global.v2.b32 { %r1, %r2 }, [ %rd1 + 0 ];\n mul.wide.s32 %rd2, %r2, 4;\n"
-        "ld.global.b32 { %r3 }, [ %rd2 + 0 ];",
-    ),
-    "a mask": (
-        2,
-        "ld.global.b32 { %r1 }, [ %rd1 + 0 ];\n setp.gt.s32 %p1|%p2, %r1, 0;\n"
-        "@%p2 ld.global.b32 { %r2 }, [ %rd2 + 0 ];",
-    ),
-    "a branch": (
-        2,
-        "ld.global.b32 { %r1 }, [ %rd1 + 0 ];\n setp.gt.s32 %p1, %r1, 0;\n @%p1 bra $L_out;\n"
-        "ld.global.b32 { %r2 }, [ %rd2 + 0 ];\n $L_out:\n ret;",
-    ),
-    "shared memory": (
-        2,
-        "ld.global.b32 { %r1 }, [ %rd1 + 0 ];\n st.shared.b32 [global_smem], %r1;\n bar.sync 0;\n"
-        "ld.shared.b32 %r2, [global_smem];\n add.s64 %rd2, %rd1, %r2;\n ld.global.b32 { %r3 }, [ %rd2 + 0 ];",
-    ),
-    "a loop counts once": (
-        1, "$L_1:\n ld.global.b32 { %r1 }, [ %rd1 + 0 ];\n add.s64 %rd1, %rd1, %r1;\n @%p1 bra $L_1;\n ret;"
-    ),
-    "an atomic that a load waits for": (
-        2, "atom.global.gpu.relaxed.or.b32 %r1, [ %rd1 + 0 ], %r9;\n ld.global.b32 { %r2 }, [ %r1 + 0 ];"
-    ),
-    "an atomic that nothing waits for": (
-        1, "ld.global.b32 { %r2 }, [ %rd1 + 0 ];\n atom.global.gpu.relaxed.or.b32 %r1, [ %r2 + 0 ], %r9;"
-    ),
-    "a block that is written before the one it follows": (
-        2,
-        "bra.uni $L_2;\n $L_3:\n ld.global.b32 { %r2 }, [ %r1 + 0 ];\n ret;\n $L_2:\n"
-        "ld.global.b32 { %r1 }, [ %rd1 + 0 ];\n bra.uni $L_3;",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_loads_that_wait_for_each_other_are_counted(name: str) -> None:
-    loads, ptx = SAMPLES[name]
-    assert dependent_loads(f".visible .entry _k(\n\t.param .u64 .ptr .global _k_0\n)\n{{\n {ptx}\n}}\n") == loads
+@pytest.mark.parametrize(("loads", "ptx"), samples("loads"))
+def test_loads_that_wait_for_each_other_are_counted(loads: str, ptx: str) -> None:
+    ptx = f".visible .entry _k(\n\t.param .u64 .ptr .global _k_0\n)\n{{\n {ptx}\n}}\n"
+    assert dependent_loads(ptx) == int(loads)
 
 
 # -- instructions of a token ----------------------------------------------------------------------
-
-
-# A program: a load, a branch over the tokens, a token of five instructions, its unrolled copy, and an exit
-PROGRAM = """
-.text._step:
-        /*0000*/                   LDG.E R2, desc[UR4][R4.64] ;
-        /*0010*/                   ISETP.GE.AND P0, PT, R2, 0x1, PT ;
-        /*0020*/              @!P0 BRA `(.L_x_2) ;
-.L_x_1:
-        /*0030*/                   FMUL R6, R6, R7 ;
-        /*0040*/                   FMUL R6, R6, R8 ;
-        /*0050*/                   FMUL R6, R6, R9 ;
-        /*0060*/                   FMUL R6, R6, R9 ;
-        /*0070*/               @P1 BRA `(.L_x_2) ;
-        /*0080*/                   FMUL R6, R6, R9 ;
-        /*0090*/                   BRA `(.L_x_1) ;
-.L_x_2:
-        /*00a0*/               @P2 EXIT ;
-        /*00b0*/                   STG.E desc[UR4][R4.64], R6 ;
-        /*00c0*/                   EXIT ;
-.L_x_3:
-        /*00d0*/                   BRA `(.L_x_3);
-        /*00e0*/                   NOP ;
-"""
 
 
 def line(text: str) -> str:
@@ -197,11 +70,13 @@ def line(text: str) -> str:
     )
 
 
-def test_a_token_is_the_shortest_way_through_the_longest_block() -> None:
-    items = of_a_token(PROGRAM)
+@pytest.mark.parametrize(("number", "program"), samples("program"))
+def test_a_token_is_the_shortest_way_through_the_longest_block(number: str, program: str) -> None:
+    items = of_a_token(program)
+    assert len(items) == int(number)
     assert [item.op for item in items] == ["LDG.E", "ISETP.GE.AND", "BRA", *["FMUL"] * 4, "BRA", "EXIT"]
     assert [item.mask for item in items if item.op in ("BRA", "EXIT")] == ["!P0", "P1", "P2"]
-    whole = of_a_token(PROGRAM.replace("@P2 EXIT", "@P2 NOP"))
+    whole = of_a_token(program.replace("@P2 EXIT", "@P2 NOP"))
     assert [item.op for item in whole][-2:] == ["STG.E", "EXIT"]
 
 
@@ -241,17 +116,6 @@ def test_tokens_of_a_tail_are_the_ways_round_its_two_longest_loops() -> None:
         of_two_loops(loop("a", 5) + line("EXIT"))
 
 
-@pytest.mark.parametrize(
-    ("program", "lanes"),
-    [
-        ("LDG.E.128 R8, desc[UR4][R2.64]; LDG.E.128 R12, desc[UR4][R2.64+0x200]; FADD R0, R8, R13; EXIT", 32),
-        ("LDG.E.128 R8, desc[UR4][R2.64]; FADD R0, R11, R1; LDG.E.128 R12, desc[UR4][R2.64]; EXIT", 16),
-        ("LDG.E.64 R2, desc[UR4][R4.64]; LDG.E.128 R8, desc[UR4][R2.64]; LDG.E.U16 R3, desc[UR4][R6.64]; EXIT", 18),
-        ("LDG.E R2, desc[UR4][R4.64]; LDG.E R8, desc[UR4][R6.64]; FADD R0, R8, R1; LDG.E.U8 R9, [R6.64]; EXIT", 8),
-        ("LDG.E R2, desc[UR4][R4.64]; STG.E desc[UR4][R6.64], R2; LDG.E R3, desc[UR4][R4.64]; EXIT", 4),
-        ("FADD R0, R8, R1; EXIT", 0),
-    ],
-    ids=["side by side", "used at once", "an address that was loaded", "loads arrive in order", "stored", "none"],
-)  # fmt: skip
-def test_bytes_in_flight(program: str, lanes: int) -> None:
-    assert bytes_in_flight(of_a_token(line(program))) == 32 * lanes
+@pytest.mark.parametrize(("nbytes", "program"), samples("bytes in flight"))
+def test_bytes_in_flight(nbytes: str, program: str) -> None:
+    assert bytes_in_flight(of_a_token(line(program))) == int(nbytes)

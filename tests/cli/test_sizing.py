@@ -15,7 +15,7 @@ from memstate.cli.replay import NAMES, Loop, Replayed, rated
 from memstate.cli.traces import form
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 from memstate_tools.traces.make import KINDS, make
-from tests.support.command import Done, memstate
+from tests.support.command import Done, memstate, report
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "capacity.md").read_text()
@@ -33,20 +33,18 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_capacity_writes_the_keys_of_the_contract_and_nothing_else_to_stdout(tmp_path: Path) -> None:
-    done = memstate("capacity", *SMALL, "--json", "-")
-    assert (done.status, done.err) == (0, "")
-    report = json.loads(done.out)
-    assert set(PLANNED.split()) <= set(report)
+    told = report("capacity", *SMALL)
+    assert set(PLANNED.split()) <= set(told)
     plan = ms.capacity("qwen3_next", "8GiB", context="20k", concurrency=3, every=512)
-    assert report == plan.to_json()
+    assert told == plan.to_json()
     assert memstate("capacity", *SMALL, "--json", tmp_path / "a.json") == Done(0, f"{plan}\n", "")
-    assert json.loads((tmp_path / "a.json").read_text()) == report
+    assert json.loads((tmp_path / "a.json").read_text()) == told
 
 
 def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CHECKPOINTS["qwen3_5"]))
     options = """--memory 100GB --context 16k --concurrency 5 --tp 4 --every 128 --page-size 128 --dtype bfloat16
-        --kv-dtype float8 --overlap 0 --in-place --prefills 2 --tokens-per-second 4000 --host-memory 64GiB --json -"""
+        --kv-dtype float8 --overlap 0 --in-place --prefills 2 --tokens-per-second 4000 --host-memory 64GiB"""
     import torch
 
     plan = ms.capacity(
@@ -54,19 +52,14 @@ def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
         kv_dtype=torch.float8_e4m3fn, overlap=False, in_place=True, prefills=2, tokens_per_second=4000.0,
         host_memory="64GiB",
     )  # fmt: skip
-    assert json.loads(memstate("capacity", tmp_path, *options.split()).out) == plan.to_json()
-    few = """--memory 40GiB --context 16k --speculate 3 --json -"""
+    assert report("capacity", tmp_path, *options.split()) == plan.to_json()
+    assert report("capacity", tmp_path, *options.split(), "--kv-bytes", "0")["pages"] == 0
+    few = ("capacity", tmp_path, "--memory", "40GiB", "--context", "16k")
     drafts = ms.capacity(tmp_path, "40GiB", context=16384, speculate=3).to_json()
-    assert (
-        json.loads(memstate("capacity", tmp_path, *few.split()).out) == drafts and drafts["speculation"]["tokens"] == 3
-    )
-    plain = memstate(
-        "capacity", tmp_path, *few.split()[:4], "--conv-dtype", "float32", "--layers", "16:48", "--json", "-"
-    )
+    assert report(*few, "--speculate", 3) == drafts and drafts["speculation"]["tokens"] == 3
     stage = ms.capacity(tmp_path, "40GiB", context=16384, conv_dtype=torch.float32, layers=range(16, 48))
-    assert json.loads(plain.out) == stage.to_json() and stage.layout.planes[0].dtype == torch.float32
-    bare = memstate("capacity", tmp_path, *options.split(), "--kv-bytes", "0")
-    assert json.loads(bare.out)["pages"] == 0
+    assert report(*few, "--conv-dtype", "float32", "--layers", "16:48") == stage.to_json()
+    assert stage.layout.planes[0].dtype == torch.float32
 
 
 def test_a_layout_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
@@ -88,22 +81,21 @@ def test_a_layout_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
         f'{{"layers": 6, "order": "slot_major", "rows": {rows}, "planes": [{ssm}, {m}]}}'
     )
     assert layouts.read(file) == own
-    options = "--memory 1MiB --context 1k --kv-bytes 64 --concurrency 2 --tp 2 --json -"
+    options = "--memory 1MiB --context 1k --kv-bytes 64 --concurrency 2 --tp 2"
     plan = ms.capacity(own, "1MiB", context="1k", kv_bytes_per_token=64, concurrency=2, ranks=2)
-    done = memstate("capacity", "--layout", file, *options.split())
-    assert json.loads(done.out) == plan.to_json(), done.err
+    assert report("capacity", "--layout", file, *options.split()) == plan.to_json()
 
 
 def test_C5_hit_rates_are_those_of_the_replay(trace: Path) -> None:
-    report = json.loads(memstate("capacity", *SMALL, "--trace", trace, "--from", "0.2", "--json", "-").out)
-    assert len(report["splits"]) > 3
-    for split in report["splits"]:
-        pages = split["pages"] * report["page_size"] // 512
-        options = f"--states {split['cached_states']} --pages {pages} --every 512 --running 3 --from 0.2 --json -"
-        replayed = json.loads(memstate("replay", trace, *options.split()).out)
+    told = report("capacity", *SMALL, "--trace", trace, "--from", "0.2")
+    assert len(told["splits"]) > 3
+    for split in told["splits"]:
+        pages = split["pages"] * told["page_size"] // 512
+        options = f"--states {split['cached_states']} --pages {pages} --every 512 --running 3 --from 0.2"
+        replayed = report("replay", trace, *options.split())
         assert split["hit_rate"] == replayed["block_hit_rate"] > 0
-    rates = [split["hit_rate"] for split in report["splits"]]
-    assert report["best"]["hit_rate"] == max(rates) and f"{max(rates):.3f}" in report["recommendation"]
+    rates = [split["hit_rate"] for split in told["splits"]]
+    assert told["best"]["hit_rate"] == max(rates) and f"{max(rates):.3f}" in told["recommendation"]
 
 
 def test_C5_a_split_without_cached_states_has_no_hits_and_a_model_without_kv_needs_no_pages(trace: Path) -> None:
@@ -147,8 +139,8 @@ def test_the_table_of_kv_is_that_of_the_configurations() -> None:
 def test_the_table_of_speculation_is_made_by_the_command() -> None:
     rows = []
     for name in TABLED:
-        given = "capacity", name, "--memory", "40GiB", "--context", "32k", "--json", "-"
-        plain, tails = (json.loads(memstate(*given, "--speculate", tail).out) for tail in ("0", "4"))
+        given = "capacity", name, "--memory", "40GiB", "--context", "32k"
+        plain, tails = (report(*given, "--speculate", tail) for tail in ("0", "4"))
         cost, most = tails["speculation"], [one["max_requests_by_strategy"]["redirect"] for one in (plain, tails)]
         sizes = (f"{cost[key] / 2**20:.1f}" for key in ("tail_bytes_per_request", "state_bytes_per_request"))
         rows.append(f"| `{name}` | {' | '.join(sizes)} | {most[0]} | {most[1]} | {cost['max_requests_with_states']} |")
@@ -161,8 +153,7 @@ def test_the_table_of_residency_is_made_by_the_command() -> None:
     for name in TABLED:
         counts = []
         for context in ("4k", "32k"):
-            done = memstate("capacity", name, "--memory", "40GiB", "--context", context, "--json", "-")
-            most = json.loads(done.out)["max_requests_by_strategy"]
+            most = report("capacity", name, "--memory", "40GiB", "--context", context)["max_requests_by_strategy"]
             counts += [str(most[strategy]) for strategy in ("ping-pong", "lazy", "redirect")]
         rows.append(f"| `{name}` | {' | '.join(counts)} |")
     assert (table := "\n".join(rows)) in PAGE, f"docs/capacity.md should have these rows:\n{table}"
@@ -189,8 +180,7 @@ def test_trace_writes_what_replay_reads(kind: str, name: str, tmp_path: Path) ->
     )
     assert form.read(path) == make(kind, 25, 4)
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
-    done = memstate("replay", path, "--states", "3", "--pages", "600", "--json", "-")
-    assert done.status == 0 and json.loads(done.out)["requests"] == 25
+    assert report("replay", path, "--states", 3, "--pages", 600)["requests"] == 25
 
 
 @pytest.mark.parametrize("kind", ["chat", "agent"])
@@ -203,17 +193,15 @@ def test_trace_makes_chats_that_part_from_their_prompts(kind: str, tmp_path: Pat
 
 
 def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
-    done = memstate("replay", trace, "--states", "4", "--json", "-")
-    assert (done.status, done.err) == (0, "")
-    report = json.loads(done.out)
-    assert set(report) == {field.name for field in fields(Replayed)} and set(REPLAYED.split()) <= set(report)
+    told = report("replay", trace, "--states", 4)
+    assert set(told) == {field.name for field in fields(Replayed)} and set(REPLAYED.split()) <= set(told)
     requests = form.read(trace)
-    assert (report["policy"], report["states"], report["pages"]) == ("return-rate", 4, 50_000)
-    assert (report["requests"], report["leaked_slots"]) == (len(requests), 0)
+    assert (told["policy"], told["states"], told["pages"]) == ("return-rate", 4, 50_000)
+    assert (told["requests"], told["leaked_slots"]) == (len(requests), 0)
     asked = sum(len(one.hash_ids) for one in requests)
-    rate = report["block_hit_rate"] + report["answer_hit_rate"]
-    assert rate * asked + sum(report["misses_by_reason"].values()) == pytest.approx(asked)
-    assert untimed(report) == untimed(asdict(replaying.replay(requests, 4, 50_000, "return-rate")))
+    rate = told["block_hit_rate"] + told["answer_hit_rate"]
+    assert rate * asked + sum(told["misses_by_reason"].values()) == pytest.approx(asked)
+    assert untimed(told) == untimed(asdict(replaying.replay(requests, 4, 50_000, "return-rate")))
 
 
 def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
@@ -230,14 +218,12 @@ def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
 
 
 def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
-    done = memstate("replay", trace, "--limit", "9", "--states", "2, 6,2", "--policy", "lru,bound", "--json", "-")
-    runs = [(one["policy"], one["states"]) for one in json.loads(done.out)]
+    few = ("replay", trace, "--limit", 9)
+    runs = [(one["policy"], one["states"]) for one in report(*few, "--states", "2, 6,2", "--policy", "lru,bound")]
     assert runs == [("lru", 2), ("lru", 6), ("bound", 2), ("bound", 6)]
-    done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "all", "--json", "-")
-    assert [one["policy"] for one in json.loads(done.out)] == list(NAMES)
-    done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "lru,all,bound", "--json", "-")
-    assert [one["policy"] for one in json.loads(done.out)] == [*dict.fromkeys(("lru", *NAMES)), "bound"]
-    shown = memstate("replay", trace, "--limit", "9", "--states", "2,6", "--policy", "all")
+    for policies, all_of_them in (("all", [*NAMES]), ("lru,all,bound", [*dict.fromkeys(("lru", *NAMES)), "bound"])):
+        assert [one["policy"] for one in report(*few, "--states", 2, "--policy", policies)] == all_of_them
+    shown = memstate(*few, "--states", "2,6", "--policy", "all")
     assert shown.status == 0 and shown.err == "" and "room for everything" in shown.out
     assert all(policy in shown.out for policy in NAMES)
 
@@ -247,6 +233,6 @@ def test_a_policy_in_the_current_folder(trace: Path, monkeypatch: pytest.MonkeyP
         "from memstate.prefix.policies import Lru\n\nclass Mine(Lru): ...\n"
     )
     monkeypatch.chdir(trace.parent)
-    given = ("--limit", "9", "--states", "2", "--policy", "mine_of_replay:Mine,lru-tombstones", "--json", "-")
-    mine, named = map(untimed, json.loads(memstate("replay", trace, *given).out))
+    given = ("--limit", "9", "--states", "2", "--policy", "mine_of_replay:Mine,lru-tombstones")
+    mine, named = map(untimed, report("replay", trace, *given))
     assert mine == named | {"policy": "mine_of_replay:Mine"}

@@ -1,9 +1,7 @@
 """Tests which modules `import memstate` and `memstate --help` load, and the names of the package and the commands."""
 
 import ast
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args
 from zipfile import ZipFile
@@ -20,22 +18,12 @@ from memstate_tools.demo.mixers import MIXERS
 from memstate_tools.traces.logs import READERS
 from memstate_tools.traces.make import KINDS
 from tests.support.command import memstate as command
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(code: str, **environment: str) -> str:
-    """Runs code in a fresh process; returns what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+run = partial(python, "-c")
 
 
 # -- the package -----------------------------------------------------------------------------------
@@ -122,15 +110,14 @@ def test_a_name_is_returned_although_a_reloader_has_removed_its_package() -> Non
 # -- the command line ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", ["-h", "demo --help", "--version", "demo --strategy sometimes"])
-def test_parsing_loads_no_torch(arguments: str) -> None:
-    code = (
-        f"import sys; sys.argv = ['memstate', *{arguments.split()}]\n"
-        "from memstate.cli.app import main\n"
-        "try: main()\n"
-        "except SystemExit: print('loaded:', {'torch', 'numpy', 'triton'} & set(sys.modules))"
-    )
-    assert run(code).endswith("loaded: set()\n")
+def test_parsing_loads_no_torch() -> None:
+    code = """import sys
+from memstate.cli.app import main
+for arguments in ("-h", "demo --help", "--version", "demo --strategy sometimes"):
+    sys.argv = ["memstate", *arguments.split()]
+    try: main()
+    except SystemExit: print("loaded:", {"torch", "numpy", "triton"} & set(sys.modules))"""
+    assert run(code).count("loaded: set()\n") == 4
 
 
 def test_the_version_is_that_of_the_package() -> None:

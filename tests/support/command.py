@@ -1,9 +1,10 @@
 """Runs `memstate ...` through its entry point, in the process of the tests."""
 
+import json
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,3 +26,10 @@ def memstate(*arguments: object) -> Done:
         with pytest.raises(SystemExit) as left:
             app.main()
     return Done(int(left.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def report(*arguments: object) -> Any:
+    """Runs a `memstate` command that writes its report to stdout, and nothing else, and returns the report."""
+    done = memstate(*arguments, "--json", "-")
+    assert (done.status, done.err) == (0, "")
+    return json.loads(done.out)

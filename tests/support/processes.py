@@ -1,13 +1,23 @@
-"""Starts other processes: the ranks of a group, and forked children."""
+"""Starts other processes: Python without the settings of the tests, the ranks of a group, and forked children."""
 
 import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+
+
+def python(*arguments: str, cwd: Path = ROOT, without: Sequence[str] = ("TRITON_INTERPRET",), **more: str) -> str:
+    """Runs Python in another process, whose environment lacks some names and has others; returns what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools")]), **more}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_ranks(module: str, ranks: int, place: Path) -> list[tuple[str, str]]:

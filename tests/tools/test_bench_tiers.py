@@ -1,6 +1,5 @@
 """Tests `bench tiers`: its entries, peers and checks, and the examples of docs/tiers.md."""
 
-import os
 import re
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from memstate_tools.bench import (
 from memstate_tools.bench.task import Setting, Task
 from memstate_tools.bench.tiers_turns import MIB, TurnSide, rates
 from tests.support.mooncake_server import missing
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -236,16 +236,10 @@ PAGE = (ROOT / "docs" / "tiers.md").read_text()
 def test_the_loop_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(import .*?)```\s*```text\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 1
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)  # readers run it without the interpreter
-    done = subprocess.run(
-        [sys.executable, "-c", blocks[0][0]],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    printed = python("-c", blocks[0][0], cwd=tmp_path)  # readers run it without the interpreter
     # If storage answers the second request late, this request starts from a state that the first request has published,
     # or keeps a state at the place where the two prompts part.
-    said = done.stdout.replace("begins at [0, 16]", "begins at [0, 0]").replace(" 12 records", " 11 records")
+    said = printed.replace("begins at [0, 16]", "begins at [0, 0]").replace(" 12 records", " 11 records")
     assert said == blocks[0][1]
 
 

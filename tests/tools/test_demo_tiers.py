@@ -1,8 +1,6 @@
 """Tests the demo over host memory and storage: a second process hits the records of the first."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from memstate_tools.demo import DemoReport
 from memstate_tools.demo.config import ENGINES, MODELS, STRATEGIES
 from tests.support.demo_talks import demo, right
 from tests.support.mooncake_server import running_master
+from tests.support.processes import python
 
 
 def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
@@ -87,10 +86,8 @@ def test_sabotage_and_planted_leaks_are_noticed_over_tiers(tmp_path: Path) -> No
 
 def command(*options: str) -> dict[str, Any]:
     """Runs `memstate demo` in another process, checks that the run is right, and returns its JSON."""
-    program = [sys.executable, *["-m", "memstate", "demo", "--backend", "reference", "--requests", "8", "--json", "-"]]
-    done = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    figures: dict[str, Any] = json.loads(done.stdout)
+    given = ("-m", "memstate", "demo", "--backend", "reference", "--requests", "8", "--json", "-")
+    figures: dict[str, Any] = json.loads(python(*given, *options))
     assert figures["identical_to_uncached"] and not figures["leaked_slots"] and not figures["tiers"]["leaked_records"]
     return figures
 

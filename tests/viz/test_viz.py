@@ -1,8 +1,6 @@
 """Tests pictures of layouts and slots: their arithmetic against counted bytes and real addresses, and their parts."""
 
 import re
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +19,7 @@ from memstate.slots.inspect import Inspection
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.viz import ByteRange, figure
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 PLANES = (Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3), torch.float32), Plane("none", (0,), torch.int8))
@@ -297,7 +296,6 @@ for show in (layout.__rich__, lambda: viz.slot({"toy": layout})):
         show()
     except ImportError as error:
         print(error)"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    first, terminal, picture = done.stdout.splitlines()
+    first, terminal, picture = python("-c", code).splitlines()
     assert first == "2 True 0"
     assert "pip install '.[cli]' in a checkout" in terminal and "pip install '.[viz]' in a checkout" in picture

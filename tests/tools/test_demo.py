@@ -110,34 +110,49 @@ def test_four_sentences_say_what_the_json_says(default_run: DemoReport) -> None:
     ]
 
 
+LIVE = "row 1 (request 'planted leak') live"
+FOUND: dict[str, Any] = {"planted": 4, "leaked": [4]}
+OTHER = "one live register of the planted request"
+NOT = "It does NOT end clean: "
+
+
 @pytest.mark.parametrize(
-    ("which", "fields", "says"),
+    ("which", "fields", "says", "failure"),
     [
-        (SERVED, {"requests": 1, "conversations": 1}, "memstate served 1 request of 1 conversation, and"),
+        (SERVED, {"requests": 1, "conversations": 1}, "memstate served 1 request of 1 conversation, and", ""),
         (EQUAL, {"comparison": Compared(9, 8, 7, wrong_logits=2, wrong_states=1)},
-         "It does NOT equal the uncached run: 0 of 9 tokens, 2 of 8 logits and 1 of 7 states differ."),
-        (EQUAL, {"comparison": Compared()}, "It was NOT compared with the uncached run: there is no token."),
-        (EQUAL, {"sabotage": "swap", "strikes": 3}, "states, although sabotage replaced 3 states."),
+         "It does NOT equal the uncached run: 0 of 9 tokens, 2 of 8 logits and 1 of 7 states differ.", "not identical"),
+        (EQUAL, {"comparison": Compared()}, "It was NOT compared with the uncached run: there is no token", "not"),
+        (EQUAL, {"sabotage": "swap", "strikes": 3}, "although sabotage replaced 3 states.", "swap went unnoticed"),
         (EQUAL, {"sabotage": "swap", "strikes": 1, "comparison": Compared(9, 9, 9, wrong_tokens=2)},
-         "NOT equal the uncached run: 2 of 9 tokens, 0 of 9 logits and 0 of 9 states differ, as sabotage replaced 1 "),
-        (SPARED, {"meter": Meter(prompt_tokens=70)}, "It computed all 70 prompt tokens; nothing was copied"),
-        (SPARED, {"snapshot_bytes_copied": 2048}, "their states; 2.00 KiB were copied to keep "),
-        (CLEAN, {"leaked": [3]}, "It does NOT end clean: leaked slots [3]."),
-        (CLEAN, {"leaked_pages": 2}, "NOT end clean: 2 KV pages and 0 rows are still taken after the last request."),
-        (CLEAN, {"double_owned": [5]}, "It does NOT end clean: slots with two owners: [5]."),
-        (CLEAN, {"planted": 4, "leaked": [4], "leak_named": ["row 1 (request 'planted leak') live"]},
-         "Slot 4 leaked, as planted, and the audit names its owner; nothing else leaked."),
-        (CLEAN, {"planted": 4}, "It does NOT end clean: planted a leak of slot 4, the audit names []"),
+         "It does NOT equal the uncached run: 2 of 9 tokens, 0 of 9 logits and 0 of 9 states differ, as sabotage", ""),
+        (SPARED, {"meter": Meter(prompt_tokens=70)}, "It computed all 70 prompt tokens; nothing was copied", ""),
+        (SPARED, {"snapshot_bytes_copied": 2048}, "their states; 2.00 KiB were copied to keep ", ""),
+        (CLEAN, {"leaked": [3]}, NOT, "leaked slots [3]"),
+        (CLEAN, {"leaked_pages": 2}, NOT, "2 KV pages and 0 rows are still taken after the last request"),
+        (CLEAN, {"leaked_rows": 2}, NOT, "0 KV pages and 2 rows are still taken after the last request"),
+        (CLEAN, {"double_owned": [5]}, NOT, "slots with two owners: [5]"),
+        (CLEAN, {"astray": ["x"]}, NOT, "['x']"),
+        (CLEAN, FOUND | {"leak_named": [LIVE]},
+         "Slot 4 leaked, as planted, and the audit names its owner; nothing else leaked.", ""),
+        (CLEAN, {"planted": 4}, NOT, "planted a leak of slot 4, the audit names []"),
+        (CLEAN, FOUND | {"leak_named": []}, NOT, OTHER),
+        (CLEAN, FOUND | {"leak_named": [LIVE, "cached prefix of 8 tokens in register 40"]}, NOT, OTHER),
+        (CLEAN, FOUND | {"leak_named": [LIVE.replace("live", "lane 0")]}, NOT, OTHER),
+        (CLEAN, {"leak_named": ["row 2 (request '0.0') live"]}, NOT, "(request '0.0') live\"], expected none"),
     ],
 )  # fmt: skip
-def test_each_sentence_says_the_opposite_where_it_is_so(
-    default_run: DemoReport, which: int, fields: dict[str, Any], says: str
+def test_a_sentence_says_the_opposite_where_it_is_so_and_what_is_wrong_fails_the_run(
+    default_run: DemoReport, which: int, fields: dict[str, Any], says: str, failure: str
 ) -> None:
     config = dataclasses.replace(default_run.config, sabotage=fields.pop("sabotage", None))
     report = dataclasses.replace(default_run, config=config, **fields)
     report.meter.generated_tokens = default_run.meter.generated_tokens
     same, said = (sentences(each) for each in (default_run, report))
-    assert says in said.pop(which) and same.pop(which) and said == same
+    changed = said.pop(which)
+    assert says in changed and same.pop(which) and said == same
+    assert report.ok == (not failure) and failure in report.failure()
+    assert says != NOT or changed == f"{NOT}{report.failure()}."
 
 
 KEYS = """strategy backend requests generated_tokens identical_to_uncached leaked_slots double_owned_slots
@@ -232,32 +247,6 @@ def test_a_planted_leak_is_named_and_nothing_else(strategy: str) -> None:
     assert report.ok and report.identical, report.failure()
     assert f"slot {report.planted} leaked" in report.audit_text and "planted leak" in report.audit_text
     assert report.to_json()["leak_named"] == ["row 1 (request 'planted leak') live"]
-
-
-PLANTED = "row 1 (request 'planted leak') live"
-OTHER = "one live register of the planted request"
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"leaked": [3]}, "leaked slots [3]"),
-        ({"planted": 4}, "planted a leak of slot 4"),
-        ({"planted": 4, "leaked": [4], "leak_named": [PLANTED]}, ""),
-        ({"planted": 4, "leaked": [4], "leak_named": []}, OTHER),
-        ({"planted": 4, "leaked": [4], "leak_named": [PLANTED, "cached prefix of 8 tokens in register 40"]}, OTHER),
-        ({"planted": 4, "leaked": [4], "leak_named": ["row 1 (request 'planted leak') lane 0"]}, OTHER),
-        ({"leak_named": ["row 2 (request '0.0') live"]}, "(request '0.0') live\"], expected none"),
-        ({"leaked_pages": 3}, "3 KV pages"),
-        ({"leaked_rows": 2}, "2 rows"),
-        ({"astray": ["x"]}, "['x']"),
-        ({"sabotage": "stale", "strikes": 1}, "unnoticed"),
-    ],
-)
-def test_what_goes_wrong_fails_the_run(default_run: DemoReport, fields: dict[str, Any], says: str) -> None:
-    config = dataclasses.replace(default_run.config, sabotage=fields.pop("sabotage", None))
-    report = dataclasses.replace(default_run, config=config, **fields)
-    assert report.ok == (not says) and says in report.failure()
 
 
 @pytest.mark.parametrize(("chunk", "fewest"), [(2**31 - 1, 1), (16, 2)])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -158,10 +159,6 @@ def _first_tile_only(run_data: Any, planes: Any, slots: Any, packet: Any) -> Non
     run_data(planes._replace(tiles=planes.tiles[:1]), slots, packet)
 
 
-def _raises(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
-    raise RuntimeError("out of\nresources")
-
-
 @pytest.mark.parametrize(
     ("name", "fault", "says"),
     [
@@ -169,7 +166,11 @@ def _raises(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
         ("copy_slots", _behind, "copy_slots: memory behind arena 0 differs"),
         ("zero_slots", _null, "zero_slots: arena 0"),
         ("run_data", _first_tile_only, "run_data: arena "),
-        ("run_data", _raises, "run_data raises RuntimeError: out of resources"),
+        (
+            "run_data",
+            Mock(side_effect=RuntimeError("out of\nresources")),
+            "run_data raises RuntimeError: out of resources",
+        ),
     ],
 )
 def test_a_wrong_copy_is_noticed(name: str, fault: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +179,7 @@ def test_a_wrong_copy_is_noticed(name: str, fault: Any, says: str, monkeypatch: 
 
 
 def test_a_cache_that_cannot_be_written_is_not_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(run_data: Any, planes: Any, slots: Any, packet: Any) -> None:
-        raise PermissionError(13, "Permission denied", "/cache")
-
-    planted("run_data", fails, monkeypatch)
+    planted("run_data", Mock(side_effect=PermissionError(13, "Permission denied", "/cache")), monkeypatch)
     with pytest.raises(ConfigurationError, match=r"'/cache'; TRITON_CACHE_DIR names another folder"):
         checked_copies()
 

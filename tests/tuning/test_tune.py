@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -119,14 +118,6 @@ def test_advice_follows_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
         done = small()
         assert done.status == 2 and f"nothing stored: {error}" in done.err and "cpu, timed" in done.out
         assert ("set MEMSTATE_TUNED" in done.err) == advised
-
-
-def test_a_file_of_something_else_is_refused_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other.json").write_text('{"model_type": "bert"}')
-    module = sys.modules["memstate_tools.tuning.sweep"]
-    monkeypatch.setattr(module, "wrong", lambda *given: pytest.fail("the work began"))
-    done = tune("--dry-run", "--file", tmp_path / "other.json")
-    assert (done.status, done.out) == (2, "") and "is no trial: name another file" in done.err
 
 
 def test_a_result_is_shown_if_it_cannot_be_stored(folder: Path) -> None:

@@ -45,10 +45,6 @@ def shown(mem: ms.StateManager) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def pages(mem: ms.StateManager) -> dict[str, str]:
-    return {name: each._repr_html_() for name, each in shown(mem).items()}
-
-
 def words(each: Any) -> list[str]:
     """Returns the texts of an object's page without its style; checks that the page is safe and well-formed."""
     page = each._repr_html_()
@@ -330,7 +326,7 @@ def test_hostile_names_are_text() -> None:
 
 def test_long_names_are_cut() -> None:
     mem, _kept = busy(name='"' * 1_000_000)
-    assert all(len(page) < MOST for page in pages(mem).values())
+    assert all(len(each._repr_html_()) < MOST for each in shown(mem).values())
     assert len(mem.inspect()._repr_html_()) < MOST
 
 

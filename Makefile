@@ -102,7 +102,8 @@ wheel: $(DEV) ## build sdist and wheels in dist, install the wheel in an empty e
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist tools
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/proof/test_installed.py
 
-proof: $(DEV) ## every case of every test, 40 schedules for each kernel, exceptions in every call, every mutant, every schedule of calls, three Tritons; 2 hours
+proof: $(DEV) ## which cases of make test are dear, then every case of every test, 40 schedules for each kernel, exceptions in every call, every mutant, every schedule of calls, three Tritons; 2 hours
+	MEMSTATE_DEAR=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore tests/proof/test_injection.py $(ARGS)
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/proof/test_injection.py
 	$(TEST_ENV) $(BIN)/python -m tests.proof.exhaustive --seconds 300 --workers $(WORKERS)

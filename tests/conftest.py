@@ -25,6 +25,7 @@ import pytest  # noqa: E402
 import memstate  # noqa: E402
 from memstate.kernels.dispatch import Backend  # noqa: E402
 from tests.support import alike, compiled, offered, skips  # noqa: E402
+from tests.support.cputime import Meter  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
@@ -40,6 +41,11 @@ if COMPILED:
     compiled.count_calls()
 OFFERED = offered.offer()
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measures the CPU seconds of each case."""
+    config.pluginmanager.register(Meter())
 
 
 def pytest_collection() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support import cputime
 from tests.support.journeys import count, frames
 from tests.support.measures import arrows, code_lines, imported, lines, nones, room, words
 from tests.support.sources import ROOT
@@ -111,6 +112,25 @@ def test_a_budget_is_kept_from_both_sides(what: str, measured: dict[str, int], s
 def test_a_bar_stands_once_and_has_a_reason(text: str, said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         bars(text)
+
+
+def test_dear_cases_are_there_and_have_reasons() -> None:
+    for case in cputime.reasons(cputime.FILE.read_text("utf-8")):
+        file, test = case.partition("[")[0].split("::")
+        assert f"def {test}(" in (ROOT / file).read_text("utf-8"), case
+
+
+def test_a_dear_case_without_a_reason_is_said() -> None:
+    meter = cputime.Meter()
+    meter.cases.update(
+        {"tests/a/test_b.py::test_c[d e]": 4.0, "tests/test_f.py::test_g": 3.5, "tests/test_f.py::h": 2.0}
+    )
+    known = cputime.reasons("# case  why\n\ntests/a/test_b.py::test_c[d e]  it waits")
+    assert meter.unexplained(known) == ["tests/test_f.py::test_g: 3.5 CPU s"]
+    assert [line.split()[:2] for line in meter.table()[:2]] == [["5.5", "tests"], ["4.0", "tests/a"]]
+    for bad in ("tests/test_f.py::test_g", "a  b\na  c"):
+        with pytest.raises(AssertionError, match=r"dear\.txt"):
+            cputime.reasons(bad)
 
 
 def test_lines_of_code_are_neither_blank_nor_words_about_it() -> None:

@@ -91,16 +91,17 @@ compile-matrix: $(DEV) ## compile with the oldest, the installed and the newest 
 compiled: $(DEV) ## run the tests of kernels, and random programs, on what Triton compiles, without a GPU; 8 CPU minutes
 	$(TEST_ENV) $(BIN)/python -m tests.proof.compiled_run $(or $(ARGS),installed) --workers $(WORKERS)
 
-docs: $(DEV) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
+docs: $(DEV) ## write the pages that are made from the code, build the site in build/site, test site and notebooks; a warning is an error
 	$(BIN)/python docs/site/strategies.py > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/test_site.py tests/viz/test_notebooks.py
 
-wheel: $(DEV) ## build sdist and wheels in dist, install the wheel in an empty environment, run the README's example there
+wheel: $(DEV) ## build sdist and wheels in dist, test them, install the wheel in an empty environment, run the README's example there
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist tools
-	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/proof/test_installed.py
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_wheel.py tests/proof/test_installed.py
 
 proof: $(DEV) ## which cases of make test are dear, then every case of every test, 40 schedules for each kernel, exceptions in every call, every mutant, every schedule of calls, three Tritons; 2 hours
 	MEMSTATE_DEAR=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal

@@ -17,6 +17,7 @@ from memstate.kernels.configs import DeltaConfig, GatherConfig
 from memstate.kernels.own import Kernel
 from memstate.state.presets import CHECKPOINTS
 from tests.kernels.test_tuned import folders, record, write
+from tests.support.sampling import PROOF
 from tests.support.sources import ROOT
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -33,7 +34,7 @@ def of(kernel: str, rows: list[LaunchChoice]) -> LaunchChoice:
 def test_keys_and_programs_are_those_of_real_launches_on_every_preset() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tools")])
-    command = [sys.executable, "-m", "tests.support.asked"]
+    command = [sys.executable, "-m", "tests.support.asked", "1" if PROOF else "5"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

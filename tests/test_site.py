@@ -1,4 +1,7 @@
-"""The site: it builds without a warning, has every public name, answers readers, and fetches nothing from elsewhere."""
+"""The site: it builds without a warning, has every public name, answers readers, and fetches nothing from elsewhere.
+
+`make docs` runs this test, and so does `make proof`.
+"""
 
 import ast
 import gc
@@ -56,6 +59,7 @@ class Page(HTMLParser):
             self.fetched.append(given.get("src") or given.get("href") or "")
 
 
+@pytest.mark.proof
 def test_site(tmp_path: Path) -> None:
     """All checks are in one test, because the build takes most of the time."""
     assert built(tmp_path) == [], "warnings"

@@ -1,4 +1,7 @@
-"""The wheel: it has the files of the package and nothing else, and the examples run on it."""
+"""The wheel: it has the files of the package and nothing else, and the examples run on it.
+
+`make wheel` runs these tests, and so does `make proof`.
+"""
 
 import json
 import os
@@ -14,6 +17,7 @@ import pytest
 from tests.support.installed import EXAMPLES
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.proof
 
 
 def run(*command: str, cwd: Path, path: str = "") -> subprocess.CompletedProcess[str]:

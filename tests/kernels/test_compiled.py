@@ -1,4 +1,4 @@
-"""Runs some tests of this folder on compiled kernels, in a process of its own; `make compiled` runs all of them.
+"""Runs some tests of this folder on compiled kernels, in a process of its own. `make compiled` runs all tests of it.
 
 Compiling takes most of the time, so these tests share what they compile.
 """
@@ -41,6 +41,7 @@ TESTS = {
 }
 
 
+@pytest.mark.proof
 def test_every_operation_passes_on_what_the_compiler_made() -> None:
     nodes = [f"tests/kernels/{name}[{'-'.join(filter(None, ('interpreter', case)))}]"
              for name, cases in TESTS.items() for case in cases]  # fmt: skip

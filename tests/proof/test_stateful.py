@@ -10,6 +10,7 @@ import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -98,8 +99,9 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
 
         monkeypatch.setattr(of, name, counted)
     errors: Counter[str] = Counter()
-    for seed in range(SEED, SEED + 60):
-        errors += run(Program.random(seed, 100), Backend("reference")).errors
+    kinds: tuple[dict[str, Any], ...] = ({"tiered": True}, {"kv": "keys"}, {}, {}, {})
+    for seed, given in zip(range(SEED, SEED + 200), cycle(kinds), strict=False):
+        errors += run(Program.random(seed, 30, **given), Backend("reference")).errors
         if set(used) == public and len(errors) == len(ERRORS):
             break
     assert set(used) == public
@@ -144,7 +146,7 @@ def runner() -> Iterator[Runner]:
         yield runner
 
 
-@pytest.mark.sample(1)
+@pytest.mark.proof
 @pytest.mark.parametrize("name", SEEN)
 def test_a_broken_library_is_found_out(runner: Runner, name: str) -> None:
     (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]

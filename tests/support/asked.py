@@ -1,11 +1,13 @@
 """Prints where `ms.explain` and real launches differ, as JSON, in a process that does not interpret.
 
-python -m tests.support.asked
+python -m tests.support.asked [EVERY]: each EVERYth of the layouts, default 1
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import islice
 from math import prod
 from typing import Any
 from unittest.mock import patch
@@ -96,10 +98,10 @@ def asked(model: Model, plain: Model) -> tuple[set[tuple[str, str]], set[tuple[s
     return {(kernel, key) for kernel, key, _ in found}, programs
 
 
-def main() -> None:
+def main(every: int) -> None:
     """Prints [name, arguments, what launches alone have, what `explain` alone has] for each model that differs."""
     differing, seen = [], set[str]()
-    for name, options in layouts():
+    for name, options in islice(layouts(), 0, None, every):
         config = CONFIGS[name]
         rule = model_of(config).rule
         kept = {key: value for key, value in options.items() if key not in ("ssm_order", "conv_order")}
@@ -115,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:] or (1,)))

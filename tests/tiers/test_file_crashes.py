@@ -47,6 +47,7 @@ def dies_at(call: int, work: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("before", ["nothing", "a damaged record", "the record"])
 def test_B67_a_process_killed_at_any_call_loses_that_record_alone(before: str, durable: bool, tmp_path: Path) -> None:

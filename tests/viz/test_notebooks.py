@@ -1,10 +1,10 @@
-"""Runs all notebooks on a CPU and compares their outputs, except pictures, with the stored outputs.
+"""Runs all notebooks on a CPU and compares their outputs, except pictures, with the stored outputs, in `make docs`.
 
 After a change of outputs, `python -m tests.viz.test_notebooks` runs all notebooks and stores their new outputs;
 `python -m tests.viz.test_notebooks 01` runs the notebooks whose names begin with 01.
 
 Sliders are `ipywidgets.interact`. A notebook stores the first output of such a cell, such as a picture, but no slider:
-sliders have random ids and need a live kernel. In full runs the test moves every slider to both ends.
+sliders have random ids and need a live kernel. The test moves every slider to both ends.
 """
 
 import os
@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from tests import TOOLS
-from tests.support.sampling import PROOF
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -139,7 +138,7 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
+@pytest.mark.proof
 @each_notebook
 def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
     """The notebook that can use Transformers runs again without it, in the same kernel, since a new one
@@ -148,7 +147,7 @@ def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
     import nbformat
 
     stored = nbformat.read(path, as_version=4)
-    sliding = PROOF and any("interact(" in cell.source for cell in stored.cells if cell.cell_type == "code")
+    sliding = any("interact(" in cell.source for cell in stored.cells if cell.cell_type == "code")
     again = without_transformers(stored.cells)
     assert bool(again) == path.name.startswith("06")
     now = fresh(path, [*[MOVE] * sliding, *again])

@@ -88,7 +88,8 @@ compile: $(RUN) ## compile every kernel for every target, without a GPU
 compile-matrix: $(DEV) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
 	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
-compiled: $(DEV) ## run the tests of kernels, and random programs, on what Triton compiles, without a GPU; 8 CPU minutes
+compiled: $(DEV) ## run the tests of sweeps and of kernels, and random programs, on what Triton compiles, without a GPU; 8 CPU minutes
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/tuning/test_compiling.py
 	$(TEST_ENV) $(BIN)/python -m tests.proof.compiled_run $(or $(ARGS),installed) --workers $(WORKERS)
 
 docs: $(DEV) ## write the pages that are made from the code, build the site in build/site, test site and notebooks; a warning is an error

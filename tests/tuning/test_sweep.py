@@ -179,7 +179,6 @@ def test_a_wrong_configuration_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @on_cpu
-@pytest.mark.proof
 def test_what_is_too_slow_to_time_is_excluded() -> None:
     calls: list[int] = []
 
@@ -196,7 +195,6 @@ def test_what_is_too_slow_to_time_is_excluded() -> None:
 
 
 @on_cpu
-@pytest.mark.proof
 def test_the_second_round_combines_the_best_of_the_first() -> None:
     """Without a limit, two values of each of two axes are the best: their combination is tried, and counted."""
     calls: list[tuple[int, int]] = []
@@ -207,7 +205,6 @@ def test_the_second_round_combines_the_best_of_the_first() -> None:
 
 
 @on_cpu
-@pytest.mark.proof
 def test_a_sweep_that_is_stopped_says_so_and_begins_no_other_kernel() -> None:
     asked: list[int] = []
     outcome = timed(steady, ["copy", running_mean], stop=lambda: bool(asked.append(1)) or len(asked) > 2)

@@ -120,7 +120,6 @@ def test_advice_follows_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("set MEMSTATE_TUNED" in done.err) == advised
 
 
-@pytest.mark.proof
 def test_a_result_is_shown_if_it_cannot_be_stored(folder: Path) -> None:
     (folder / "sm-90.json").mkdir(parents=True)
     done = small("--json", "-")

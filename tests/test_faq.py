@@ -177,6 +177,7 @@ def test_the_first_step_is_slow() -> None:
     assert {name for name, count in mem.backend.counts.launches.items() if count} == launched
 
 
+@pytest.mark.proof  # loads torch's compiler
 def test_torchcompile_raises_unsupported() -> None:
     ops, plane, slots = ms.Backend("reference"), torch.randn(2, 5, 4), torch.tensor([3, 1])
 

@@ -39,7 +39,7 @@ def comparable(kind: Any) -> Any:
     return Compared
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_K6_random_traffic_gets_the_answers_of_the_uncached_run(seed: int) -> None:
     draw = Random(seed)

@@ -44,6 +44,7 @@ def test_a_wrong_promise_is_a_fault() -> None:
             compiled[(1, 1, 1)](*given)
 
 
+@pytest.mark.proof
 def test_a_process_touches_no_gpu_and_no_kernels_of_one() -> None:
     told = "import tests, triton, os; print(triton.knobs.cache.dir, repr(os.environ['CUDA_VISIBLE_DEVICES']))"
     given = environment("together") | {"TRITON_CACHE_DIR": "/of/a/gpu", "CUDA_VISIBLE_DEVICES": "0"}

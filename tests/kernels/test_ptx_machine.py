@@ -333,7 +333,7 @@ def test_orders_of_warps_and_programs(generator: torch.Generator) -> None:
     assert first_come("together", generator, wide) == list(range(132 * THREADS))
     assert first_come("backwards", generator, wide)[0] == 132 * THREADS - 1
     for grid, size in (((1, 1, 1), 32), ((3, 1, 1), THREADS), (wide, TOGETHER)):
-        first, again = ([first_come(str(seed), generator, grid)[0] // size for seed in range(9)] for _ in range(2))
+        first, again = ([first_come(str(seed), generator, grid)[0] // size for seed in range(5)] for _ in range(2))
         assert first == again and len({*first}) > 1
 
 
@@ -346,7 +346,7 @@ def test_threads_of_the_host_may_launch() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(launch, range(64)))
+            assert all(pool.map(launch, range(32)))
     finally:
         sys.setswitchinterval(usual)
 

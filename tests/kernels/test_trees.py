@@ -28,7 +28,7 @@ def test_T18_a_row_that_verifies_trees_has_the_bits_of_plain_decode(
     tailed(kind, backend, generator, dtype, most, trees=True).speculate()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "settings"), WIDE, ids=str)
 def test_T18_odd_sizes_groups_and_several_blocks(
     backend: Backend, generator: torch.Generator, kind: str, settings: dict[str, Any]
@@ -36,7 +36,7 @@ def test_T18_odd_sizes_groups_and_several_blocks(
     tailed(kind, backend, generator, "fp32", 3, trees=True, **settings).speculate()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", TAILED)
 def test_T18_each_branch_is_as_if_it_ran_alone(

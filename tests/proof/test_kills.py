@@ -20,7 +20,7 @@ from tests.support.sampling import PROOF
 def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
     """Runs in a new process, because only a process without threads can fork. MEMSTATE_SEED repeats a run."""
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
-    most = 2000 if PROOF else 25
+    most = 2000 if PROOF else 12
     command = [sys.executable, "-m", "tests.proof.kills", "--kills", str(most), "--seed", str(seed)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

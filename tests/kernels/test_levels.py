@@ -15,7 +15,7 @@ from memstate.kernels.levels import (
     words_of,
     wrong_summary,
 )
-from memstate.kernels.tables import Count
+from memstate.kernels.tables import COUNTERS, Count
 from tests.kernels.test_bitmap import Pool
 from tests.support.packets import bits
 
@@ -86,6 +86,17 @@ def test_a_summary_that_is_wrong_hangs_nothing(backend: Backend) -> None:
         ids = pool.backend.claim(pool.bitmap, n, pool.counters).tolist()
         assert ids == [*[5, 2_999][:real], *[0] * (n - real)]
         assert pool.bitmap[:words].count_nonzero() == 2 - real and int(pool.counters[Count.CLAIM_SHORT]) == n - real
+
+
+def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
+    """The last word of the summary also has bits for words that do not exist; at their places lies the summary."""
+    capacity, free = 3_000, [5, 2_999]
+    bitmap = torch.tensor(bits(free, capacity), dtype=torch.int32, device=backend.device)
+    first = bitmap_words(capacity)
+    bitmap[first], bitmap[first + 2] = 1, -1
+    counters = torch.zeros(COUNTERS, dtype=torch.int32, device=backend.device)
+    counters[Count.FREE] = len(free)
+    assert backend.claim(bitmap, 40, counters).tolist() == [*free, *[0] * 38]
 
 
 def test_levels_of_a_pool() -> None:

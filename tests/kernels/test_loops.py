@@ -12,7 +12,7 @@ the first turn leaves `at` unchanged, so the compiled loop drops it: after the l
 Python and does not show this fault. It once made a claim from a bitmap of more than 64 words clear the wrong word.
 
 Compiled kernels on a CPU show the fault too, if a test needs the name: the sample of `make test` has no row with two
-marks for `_mamba3_step` and `_selective_step`, and tests/kernels no plan of more than 1024 rows. This one needs none.
+marks for `_mamba3_step` and `_selective_step`. This one needs none.
 
 The process of the tests interprets kernels. Run as a program, this file goes through every kernel as Triton's compiler
 does, and writes the lost names as JSON.

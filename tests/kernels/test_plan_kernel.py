@@ -279,3 +279,25 @@ def test_tokens_are_counted_once_for_rows_in_any_order(backend: Backend) -> None
         mine, theirs = ((table.cells, table.pending, *record, *tails) for table, record, tails in sides)
         assert all(map(torch.equal, mine, theirs))
     assert int(sides[0][0].pending.max()) == 4
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
+def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
+    """A program plans 1024 rows at a time. The next 1024 get the slots that are left, and what is left of the limit."""
+    batch, rng = 1300, random.Random(variant)
+    strategy, lanes, in_place = VARIANTS[variant]
+    file = RandomFile(rng, backend, batch, lanes)
+    owned = set(file.file.table.slots.tolist())
+    set_free(file.file.table, [slot for slot in range(1, file.capacity + 1) if slot not in owned])
+    rows, tokens = random_batch(rng, file, batch)
+    rules = tables.Rules(strategy, lanes, file.every, in_place)
+    for limit in (3, NO_LIMIT):
+        here = file.file.table
+        there, record = copy_of(here), stale_record(batch, here.cells)
+        other = stale_record(batch, here.cells)
+        packet = batch_packet((rows, tokens), limit, here.cells)
+        marks = stale_marks(1, here.cells)
+        backend.plan(here, packet.clone(), record, marks, rules)
+        reference.plan(there, packet, other, marks, rules)
+        assert same(here, there) and all(map(torch.equal, record, other))

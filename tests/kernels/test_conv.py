@@ -52,16 +52,6 @@ def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
 
 
-@both_orders
-@pytest.mark.parametrize(("taps", "tokens", "channels"), [(2, 1, 262), (3, 7, 12), (4, 3, 1), (6, 1, 3), (6, 7, 12)])
-def test_G2_windows_longer_and_shorter_than_the_step(
-    backend: Backend, generator: torch.Generator, taps: int, tokens: int, channels: int, channel_major: bool
-) -> None:
-    """In some sizes, the channels do not fill a block."""
-    rows = [Row(1, 1, tokens=tokens), Row(0, 2, 3, tokens=1)]
-    run(build(backend, generator, rows, tokens, taps=taps, channels=channels, channel_major=channel_major), backend)
-
-
 @pytest.mark.parametrize(("bias", "activation"), [(True, None), (False, "silu"), (False, None)])
 def test_G2_with_and_without_bias_and_activation(
     backend: Backend, generator: torch.Generator, activation: str | None, bias: bool

@@ -79,6 +79,28 @@ ODD: list[tuple[str, dict[str, Any]]] = [
     ("mamba3", {"dims": (3, 3, 4, 32, 16), "gate": False}),
 ]
 
+HALF, BRAIN = torch.float16, torch.bfloat16
+# ODD and more, for the bounds. In either order of a state, lanes load whole accesses of 16 bytes, or a part of a block;
+# several warps share a column; or sizes are odd, and heads grouped. Windows are longer and shorter than the step.
+SIZES: list[tuple[str, dict[str, Any]]] = [
+    *ODD,
+    *((kind, {"taps": taps, "channels": channels, "tokens": tokens})
+      for kind in ("conv", "conv, channel major")
+      for taps, channels, tokens in ((2, 262, 1), (3, 12, 7), (4, 1, 3), (6, 3, 1), (6, 12, 7))),
+    ("mamba1", {"dims": (1, 1, 12, 20)}),
+    *(("mamba2", {"dims": dims, "inputs": inputs, "state": state, "state_dim": turned})
+      for turned in (False, True)
+      for dims, inputs, state in (
+          ((2, 1, 24, 128), BRAIN, torch.float32), ((2, 2, 8, 72), torch.float32, BRAIN), ((1, 1, 3, 300), HALF, BRAIN),
+      )),
+    *((kind, {"dims": dims, "inputs": inputs, "scale": scale, "state": state, "value_key": turned})
+      for kind, state in (("gdn", torch.float32), ("kda", BRAIN)) for turned in (False, True)
+      for dims, inputs, scale in (
+          ((2, 1, 128, 24), BRAIN, None), ((2, 2, 72, 8), torch.float32, None), ((1, 1, 300, 3), HALF, None),
+          ((3, 3, 12, 20), torch.float32, 0.3), ((4, 2, 5, 7), torch.float32, 0.3),
+      )),
+]  # fmt: skip
+
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -102,6 +124,16 @@ def test_G2_a_mixed_batch_agrees_with_its_statement(
     if backend.name != "reference":
         KINDS[kind].run(case.twin(), Backend("reference", backend.device))
     KINDS[kind].run(case, backend)
+
+
+@pytest.mark.sample(24)
+@pytest.mark.parametrize(("kind", "sizes"), SIZES)
+def test_G2_D1_D18_steps_of_every_size_and_order_agree_with_their_statement(
+    backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, Any]
+) -> None:
+    tokens = sizes.get("tokens", 2)
+    rows = [Row(1, 2, 3, tokens=tokens), Row(0, 4, tokens=1)]
+    KINDS[kind].run(made(kind, backend, generator, **({"rows": rows, "tokens": tokens} | sizes)), backend)
 
 
 @pytest.mark.sample(6)

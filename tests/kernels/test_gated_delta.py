@@ -126,30 +126,6 @@ def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Gener
 # -- orders of the state, and arguments that do not fit ------------------------------------------------------------
 
 
-@pytest.mark.sample
-@per_key
-@value_key
-@pytest.mark.parametrize(
-    ("dims", "inputs", "scale"),
-    [
-        ((2, 1, 128, 24), torch.bfloat16, None), ((2, 2, 72, 8), torch.float32, None),
-        ((1, 1, 300, 3), torch.float16, None), ((3, 3, 12, 20), torch.float32, 0.3), ((4, 2, 5, 7), torch.float32, 0.3),
-    ],
-    ids=["whole accesses", "a part of a block", "several warps", "odd sizes", "grouped heads"],
-)  # fmt: skip
-def test_D1_either_order_of_the_state_is_within_the_bound(
-    backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
-    scale: float | None, per_key: bool, value_key: bool,
-) -> None:  # fmt: skip
-    """In some sizes lanes load 16 bytes of inputs at a time; in others some lanes have no key, or load one key at a
-    time.
-    """
-    state = torch.bfloat16 if per_key else torch.float32
-    rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
-    case = build(backend, generator, rows, 2, state, inputs, dims, scale, per_key, value_key)
-    run(case, backend)
-
-
 def test_D4_an_output_that_lies_on_no_access_is_named(backend: Backend, generator: torch.Generator) -> None:
     case = build(backend, generator, [Row(1, 1), Row(2, 2)])
     v = case.inputs["v"]

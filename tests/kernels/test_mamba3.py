@@ -84,13 +84,6 @@ def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
 
 
-@pytest.mark.parametrize(("dims", "gate"), [((4, 2, 16, 32, 8), True), ((3, 3, 4, 32, 16), False)], ids=str)
-def test_G2_groups_and_heads_that_turn_whole_or_in_part(
-    backend: Backend, generator: torch.Generator, dims: Dims, gate: bool
-) -> None:
-    run(build(backend, generator, [Row(1, 2), Row(0, 3)], inputs=torch.bfloat16, dims=dims, gate=gate), backend)
-
-
 def test_mamba3_names_what_it_cannot_do(backend: Backend, generator: torch.Generator) -> None:
     """Refused: sizes of heads that are no power of two or too large, planes off 16 bytes, and a plain tuple."""
     for dims in ((1, 1, 12, 16, 4), (1, 1, 8, 24, 4), (1, 1, 128, 128, 4), (1, 1, 8, 16, 12)):

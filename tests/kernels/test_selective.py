@@ -106,44 +106,6 @@ def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dims"),
-    [
-        ("mamba2", (3, 3, 12, 20)),
-        ("mamba2", (4, 2, 5, 7)),
-        ("mamba2", (1, 1, 20, 100)),  # three blocks of dims
-        ("mamba1", (1, 1, 12, 20)),
-        ("mamba1", (1, 1, 70, 16)),  # three blocks of dims
-        ("mamba1", (4, 2, 3, 5)),
-    ],
-)
-def test_G2_odd_sizes_and_groups(
-    backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, int, int, int]
-) -> None:
-    run(build(backend, generator, kind, [Row(1, 2), Row(0, 3)], dims=dims), backend)
-
-
-@pytest.mark.parametrize(
-    ("dims", "inputs", "state"),
-    [
-        ((2, 1, 24, 128), torch.bfloat16, torch.float32),
-        ((2, 2, 8, 72), torch.float32, torch.bfloat16),
-        ((1, 1, 3, 300), torch.float16, torch.bfloat16),
-    ],
-    ids=["whole accesses", "a part of a block", "several warps"],
-)
-def test_D18_either_order_of_the_state_is_within_the_bound(
-    backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
-    state: torch.dtype,
-) -> None:  # fmt: skip
-    """In some sizes lanes load 16 bytes of inputs at a time; in others some lanes have no state, or load
-    one at a time.
-    """
-    rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
-    for state_dim in (False, True):
-        run(build(backend, generator, "mamba2", rows, 2, state, inputs, dims, state_dim=state_dim), backend)
-
-
 def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:
     """Here `a` has a decay per channel and lies in memory as `head dim state`.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.chunked import first_of, starts_of
+from tests.support.op_case import first_of, starts_of
 from tests.support.peers import (
     DELTA,
     DELTA_KEY_FIRST,

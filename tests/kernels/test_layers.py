@@ -4,21 +4,43 @@ The results have the bits of contiguous inputs. Tests of each operation against 
 test_gated_delta.py, test_selective.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.kernels.dispatch import Backend
 from tests.support.decode_case import Memory, Row, same_bits
-from tests.support.slices import operations
 from tests.support.watch import real_launches
 
 HEADS, GROUPS, TAPS = 4, 2, 4
 ROWS = [Row(1, 1, tokens=1), Row(2, 3, 4, 1), Row(0, 5, 0, 1), Row(0, 0, 0, 1)]
+
+
+class Made(TorchDispatchMode):
+    """Collects the names of the operations that torch runs, except views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Records an operation, and runs it."""
+        if not func.is_view:
+            self.ops.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def operations() -> Iterator[list[str]]:
+    """Yields a list. It gets the torch operations of the block that make, copy or compute a tensor."""
+    with Made() as made:
+        yield made.ops
 
 
 class Layer:

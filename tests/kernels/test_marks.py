@@ -10,8 +10,8 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_marks import Mark, columns
-from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import rubbish
+from tests.support.op_case import first_of, starts_of
 
 LAYERS, SLOTS, TAPS, CHANNELS = 2, 15, 3, 20
 BLOCK = (2, 5, 7)  # head key value

@@ -1,8 +1,13 @@
-"""Tests that each list of operations has every operation of `OPS`, so what a new operation lacks is named."""
+"""Tests that each list of operations has every operation of `OPS`, so what a new operation lacks is named.
 
+Kernel and reference of an operation share a signature, and no operation allocates a tensor.
+"""
+
+import ast
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from inspect import signature
+from inspect import getdoc, signature
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,7 @@ from memstate_tools.workload import MAKERS, make
 from tests.kernels import test_checks, test_refusals
 from tests.proof.mutation.interleaved import MUTANTS, mutated
 from tests.support import op_cases, op_launches
+from tests.support.kernel_runs import nothing_allocated
 from tests.support.sources import ROOT
 from tests.test_claims import ALLOWED
 
@@ -52,7 +58,7 @@ def stepping() -> Iterable[str]:
 LISTS: dict[str, Callable[[], Iterable[str]]] = {  # what an operation needs -> the operations that have it
     "a module in kernels/ and in kernels/reference/": written,
     "a caller: CALLERS of tests/test_claims.py": lambda: {op for _, op in ALLOWED},
-    "a small launch, for touch, determinism, sanitizer, byte cases: tests/support/{byte,register}_cases.py":
+    "a small launch, for touch, determinism, sanitizer, byte cases: tests/support/{byte,op}_cases.py":
         lambda: op_cases.MAKERS,
     "a defect that tests notice: tests/proof/mutation/interleaved.txt": lambda: {each.op for each in MUTANTS.values()},
     "launches of all sizes, for Triton's keys: tests/support/op_launches.py": lambda: op_launches.LAUNCHES,
@@ -86,3 +92,40 @@ def test_the_lines_that_defects_change_are_there(tmp_path: Path) -> None:
 def test_an_operation_without_anything_is_named_by_every_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPS, "dummy", "dummy")
     assert lacking() == [f"dummy lacks {needed}" for needed in LISTS]
+
+
+def signature_of(path: Path, name: str) -> str:
+    """Returns the parameters of a function, with defaults and types, and its return type."""
+    functions = [
+        node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    assert len(functions) == 1, f"{path}: {name} is defined {len(functions)} times"
+    returns = functions[0].returns
+    return f"({ast.unparse(functions[0].args)}) -> {ast.unparse(returns) if returns else ''}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernel_and_reference_share_name_and_signature(op: str) -> None:
+    file = f"{OPS[op]}.py"
+    assert signature_of(ROOT / "kernels" / file, op) == signature_of(ROOT / "kernels" / "reference" / file, op)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_backend_shows_the_signature_and_the_shapes_of_its_ops(op: str) -> None:
+    shown, reference = getattr(Backend("reference"), op), getattr(Backend, op)
+    assert signature(shown) == signature(reference)
+    assert getdoc(shown) == getdoc(reference)
+    parameters = signature(shown).parameters
+    assert all(re.search(rf"^ *{name}: ", shown.__doc__, re.MULTILINE) for name in parameters)
+    assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "claim"])  # a claim returns a new tensor
+def test_an_operation_makes_no_tensor_where_its_output_is_given(op: str) -> None:
+    triton = pytest.importorskip("triton", reason="without Triton there are no kernels")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("these launches are on a CPU, where kernels are interpreted")
+    for seed in range(3):
+        made = op_cases.made(op, seed)
+        with nothing_allocated():
+            getattr(made.module(), op)(**made.arguments)

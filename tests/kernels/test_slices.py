@@ -4,10 +4,12 @@ Run as a program, this file compiles some kernels and writes as JSON the width o
 """
 
 import json
+import random
 import sys
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -16,11 +18,44 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_steps import DTYPES, KINDS, ODD, each_dtype, each_kind, made
+from tests.kernels.test_layers import operations
 from tests.support.decode_case import Case, Row, racing, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
-from tests.support.slices import operations, packed, sliced
 
 TWO = [Row(1, 1), Row(2, 3, 4, 2)]
+
+
+def sliced(tensor: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns a slice, with the values of `tensor`, of a wider tensor of rubbish, and all bytes of the wider tensor.
+
+    The amount of rubbish before and after each token differs from call to call. If the width of a token is a multiple
+    of 16 bytes, each token begins at a multiple of 16 bytes.
+    """
+    rng = random.Random(int(torch.randint(2**31, (1,), generator=generator)))
+    size, width = tensor.element_size(), tensor[0, 0].numel() if tensor.numel() else 1
+    step = 16 // size if width * size % 16 == 0 else 1
+    before, behind = (step * rng.randint(1, 3) for _ in range(2))
+    batch, token = tensor.shape[:2]
+    whole = rubbish(batch * token * (before + width + behind) * size, tensor.device, generator)
+    wide = whole.view(tensor.dtype).view(batch, token, before + width + behind)
+    part = wide[..., before : before + width].unflatten(-1, tensor.shape[2:])
+    part.copy_(tensor)
+    return part, whole
+
+
+def packed(shapes: dict[str, tuple[int, ...]], like: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Returns adjacent slices of one tensor, `batch token ..`, as a projection makes them, with rubbish at the end.
+
+    Args:
+        shapes: Name -> shape of a slice after `batch token`.
+        like: A tensor with the batch, tokens and dtype of the slices.
+        generator: Generator of the rubbish.
+    """
+    total = sum(map(prod, shapes.values())) + 16 // like.element_size()
+    batch, token = like.shape[:2]
+    whole = rubbish(batch * token * total * like.element_size(), like.device, generator).view(like.dtype)
+    parts = whole.view(batch, token, total).split([*map(prod, shapes.values()), 16 // like.element_size()], -1)
+    return {name: part.unflatten(-1, shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)}
 
 
 def apart(case: Case, generator: torch.Generator) -> Case:

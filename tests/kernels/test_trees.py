@@ -96,28 +96,6 @@ def test_T18_parents_behind_a_rows_tokens_mean_nothing(backend: Backend, generat
     assert same_bits(of_tree.memory.whole, plain.memory.whole)
 
 
-@pytest.mark.parametrize("kind", ["conv", "gdn", "mamba2"])
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda nodes: nodes.float(), r"^parents: expected integers `batch node` of \d entries, got torch.float32"),
-        (lambda nodes: nodes[:1], r"^parents: expected integers"),
-        (lambda nodes: nodes[0], r"^parents: expected integers"),
-        (lambda nodes: nodes.repeat(1, 2)[:, ::2], "^parents: `batch node` must be contiguous"),
-        (lambda nodes: nodes.to("meta"), "^parents: expected on"),
-        (lambda nodes: nodes.tolist(), "^parents: expected a tensor, got list"),
-    ],
-    ids=["floats", "one row", "one axis", "strided", "elsewhere", "a list"],
-)
-def test_G1_parents_that_do_not_fit_are_named(
-    backend: Backend, generator: torch.Generator, kind: str, change: Any, told: str
-) -> None:
-    op, given = given_of(kind, backend, generator)
-    nodes = torch.zeros((len(given["read"]), 3), dtype=torch.int32, device=backend.device)
-    with pytest.raises(ValueError, match=told):
-        op(**given, parents=change(nodes))
-
-
 def test_G1_parents_need_a_tail(backend: Backend, generator: torch.Generator) -> None:
     op, given = given_of("gdn", backend, generator)
     nodes = torch.zeros((len(given["read"]), 3), dtype=torch.int32, device=backend.device)

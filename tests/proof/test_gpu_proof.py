@@ -23,8 +23,8 @@ from tests.proof.gpu import tests as marked
 from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import PARTS, Part, Proof
 from tests.support import op_cases
-from tests.support.bare import bare
 from tests.support.op_case import every
+from tests.support.processes import bare
 
 ROOT = Path(__file__).parents[2]
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")

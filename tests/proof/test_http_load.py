@@ -10,7 +10,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from tests.proof.http_load.__main__ import run
-from tests.proof.http_load.cases import prepare
+from tests.proof.http_load.load import prepare
 
 
 @pytest.mark.proof

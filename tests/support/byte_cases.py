@@ -27,9 +27,8 @@ from memstate.kernels.tables import (
     TailRecord,
 )
 from tests.support.addresses import Limits
-from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import SLOTS, Memory, Row
-from tests.support.op_case import CPU, Case, Maker
+from tests.support.op_case import CPU, Case, Maker, first_of, starts_of
 from tests.support.packets import Packet
 
 TOKENS = 2

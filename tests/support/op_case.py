@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import accumulate
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -116,3 +117,13 @@ class Maker:
         none = [self.one(0, -1, -(2**31), SLOTS, 2**31 - 1) for _ in range(n)]
         real = self.rng.sample(range(1, SLOTS), min(n, SLOTS - 1))
         return [slot if self.rng.random() < 0.7 else other for slot, other in zip(real, none, strict=False)]
+
+
+def starts_of(lengths: Sequence[int]) -> list[int]:
+    """Returns the number of the first packed token of each row, then the number of all tokens."""
+    return [0, *accumulate(lengths)]
+
+
+def first_of(lengths: Sequence[int], chunk: int) -> list[int]:
+    """Returns the number of the first piece of each row, then the number of all pieces. Rows share no piece."""
+    return [0, *accumulate(-(-length // chunk) for length in lengths)]

@@ -1,9 +1,11 @@
-"""Starts other processes: Python without the settings of the tests, the ranks of a group, and forked children."""
+"""Starts other processes: Python without the settings of the tests, ranks of a group, forked children, and a venv."""
 
 import os
 import subprocess
 import sys
+import sysconfig
 import traceback
+import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,3 +51,14 @@ def in_child(work: Callable[[], object]) -> int:
 
 def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def bare(folder: Path) -> Path:
+    """Makes a virtual environment with the packages of the running one, without this project. Returns its Python."""
+    venv.create(folder, symlinks=True)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in os.scandir(place):
+            if "memstate" not in entry.name and not entry.name.endswith(".pth"):  # a .pth file may point to a checkout
+                (own / entry.name).symlink_to(entry.path)
+    return folder / "bin" / "python"

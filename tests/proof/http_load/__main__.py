@@ -23,8 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.proof.http_load.cases import Case, prepare
-from tests.proof.http_load.load import Load
+from tests.proof.http_load.load import Case, Load, prepare
 from tests.proof.http_load.serving import serve
 from tests.support.sources import ROOT
 

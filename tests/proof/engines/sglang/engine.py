@@ -1,5 +1,6 @@
 """Boots SGLang's `Scheduler` with a small random model, in a child process for each run."""
 
+import json
 import multiprocessing
 import tempfile
 import traceback
@@ -9,9 +10,20 @@ from typing import Any
 
 import torch
 
-from tests.proof.engines.sglang import model
 from tests.proof.engines.sglang.driver import Driver, Plant, Record
 from tests.proof.engines.sglang.scenarios import Pair
+
+# a Qwen3-Next of four layers, three of them recurrent
+CONFIG = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "torch_dtype": "float32",
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
+    "full_attention_interval": 4, "partial_rotary_factor": 0.25, "rope_theta": 10000.0,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 0,
+    "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+}  # fmt: skip
 
 
 def settings(pair: Pair, folder: str) -> dict[str, Any]:
@@ -32,7 +44,7 @@ def boot(pair: Pair) -> Any:
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     with tempfile.TemporaryDirectory() as folder:
-        model.write(Path(folder))
+        Path(folder, "config.json").write_text(json.dumps(CONFIG))
         args = ServerArgs(**settings(pair, folder))
         publish(args, role="scheduler", ranks=scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
         made = scheduler.Scheduler(args, PortArgs.init_new(args))

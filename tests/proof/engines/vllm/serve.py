@@ -3,10 +3,10 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from tests.proof.engines.vllm.job import Ask, Job
-from tests.proof.engines.vllm.measured import Measured
 from tests.proof.engines.vllm.mended import run_ahead
 from tests.proof.engines.vllm.talks import Talks
 from tests.proof.engines.vllm.theirs import stand_in
@@ -17,6 +17,44 @@ CALLS: Final = (
     "request_finished_all_groups", "start_load_kv", "wait_for_save", "get_transfer_results", "get_finished",
     "build_connector_worker_meta", "wait_for_layer_load", "save_kv_layer", "has_pending_push_work",
 )  # fmt: skip
+
+
+class Measured:
+    """Sums the CPU time of this thread in calls. A call inside another call of the same label does not count again.
+
+    Attributes:
+        seconds: Label -> CPU time.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self._inside: set[str] = set()
+
+    def watch(self, label: str, thing: Any, names: Iterable[str]) -> None:
+        """Measures methods of an object from now on.
+
+        Args:
+            label: The label to which their time is added.
+            thing: The object.
+            names: Names of its methods. Names that it does not have are skipped.
+        """
+        for name in names:
+            if (method := getattr(thing, name, None)) is not None:
+                setattr(thing, name, self._measured(label, method))
+
+    def _measured(self, label: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if label in self._inside:
+                return method(*args, **kwargs)
+            self._inside.add(label)
+            began = time.thread_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.seconds[label] += time.thread_time() - began
+                self._inside.discard(label)
+
+        return call
 
 
 class Engine:

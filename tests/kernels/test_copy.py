@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import HEADER_INTS, ROW_CODE, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
+from memstate.kernels.tables import ROW_CODE, TILE_BYTES, ZERO_SOURCE, PlaneMap
 from memstate.state.layout import Plane, StateLayout
 from tests.support.decode_case import vast
 from tests.support.given import FORMS, ORDERS, Engine
 from tests.support.kernel_runs import not_interpreted
+from tests.support.packets import Packet
 
 LAYOUTS = {
     "fp32 and bf16, odd shapes": [Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3, 5), torch.float32)],
@@ -53,13 +54,7 @@ def moved(
 
 def packet_of(entries: list[tuple[int, int]], device: torch.device) -> Tensor:
     """Returns a command packet whose data section follows a section of moves."""
-    moves = [11, 0, 0, 0, 12, 0, 0, 0]
-    padding = [0] * (-len(entries) % 4)
-    header = [0] * HEADER_INTS
-    header[Section.MOVES], header[8 + Section.MOVES] = 1, HEADER_INTS
-    header[Section.DATA], header[8 + Section.DATA] = len(entries), HEADER_INTS + len(moves)
-    columns = [e[0] for e in entries] + padding + [e[1] for e in entries] + padding
-    return torch.tensor(header + moves + columns, dtype=torch.int32, device=device)
+    return Packet(moves=[(11, 12)], data=entries).pack(device)
 
 
 @pytest.mark.sample

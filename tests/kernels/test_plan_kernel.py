@@ -16,7 +16,7 @@ from memstate.slots.registers import RegisterFile
 from tests.proof.stateful.ledger import Row
 from tests.proof.stateful.model import Entry, Model
 from tests.proof.stateful.settings import Settings
-from tests.support.packets import bits
+from tests.support.packets import Packet, bits
 
 POISON = 0x5A5A5A5A
 NO_LIMIT = 2**31 - 1
@@ -120,14 +120,8 @@ def numbers(values: Sequence[int], like: Tensor) -> Tensor:
 def batch_packet(
     columns: Sequence[Sequence[int]], limit: int, like: Tensor, marks: Sequence[tuple[int, int, int]] = ()
 ) -> Tensor:
-    """Returns a packet with a batch and marks (entry, offset, register). Columns are padded to multiples of 4."""
-    header = [0] * tables.HEADER_INTS
-    header[tables.Section.BATCH], header[8 + tables.Section.BATCH] = len(columns[0]), tables.HEADER_INTS
-    header[tables.LIMIT_CELL] = limit
-    body = [n for column in columns for n in [*column, *[POISON] * (-len(column) % 4)]]
-    header[tables.Section.MARKS], header[8 + tables.Section.MARKS] = len(marks), len(header) + len(body)
-    body += [n for column in zip(*marks, strict=True) for n in [*column, *[POISON] * (-len(column) % 4)]]
-    return numbers([*header, *body], like)
+    """Returns a packet with a batch, as columns of rows and tokens, and marks (entry, offset, register)."""
+    return Packet(batch=list(zip(*columns, strict=True)), marks=list(marks), limit=limit).pack(like.device)
 
 
 def same(left: Registers, right: Registers) -> bool:

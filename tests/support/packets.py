@@ -8,27 +8,35 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import COUNTERS, HEADER_INTS, Count, Registers, Section
+from memstate.kernels.tables import COUNTERS, HEADER_INTS, LIMIT_CELL, Count, Registers, Section
 
-ORDER = (Section.MOVES, Section.RELEASES, Section.CLAIMS, Section.WRITES, Section.DATA, Section.BATCH)
+ORDER = (Section.BATCH, Section.MOVES, Section.RELEASES, Section.CLAIMS, Section.WRITES, Section.DATA, Section.MARKS)
 SINGLE = (Section.RELEASES, Section.CLAIMS)
 
 
 @dataclass
 class Packet:
-    """The entries of each section: moves and data (target, source), writes (cell, value), otherwise registers."""
+    """The entries of each section, and the limit of the plan.
+
+    Moves and data are (target, source), writes (cell, value), the batch (row, tokens), marks (entry, offset, register),
+    all others registers.
+    """
 
     moves: list[tuple[int, int]] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
     claims: list[int] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)
     data: list[tuple[int, int]] = field(default_factory=list)
+    batch: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[tuple[int, int, int]] = field(default_factory=list)
+    limit: int = 0
 
     def pack(self, device: torch.device) -> Tensor:
         """Returns header and sections. Gaps hold 77 777 777, so that a kernel that uses them fails."""
         header, body = [0] * HEADER_INTS, []
+        header[LIMIT_CELL] = self.limit
         for section in ORDER:
-            entries = getattr(self, section.name.lower(), [])
+            entries = getattr(self, section.name.lower())
             header[section], header[8 + section] = len(entries), HEADER_INTS + len(body)
             for column in zip(*entries, strict=True) if entries and section not in SINGLE else [entries]:
                 body += [*column, *[77_777_777] * (-len(column) % 4)]

@@ -1,162 +1,24 @@
-"""Tests that each request of a server has one result even if listeners, tokenizers or steps raise."""
+"""Tests that each request of a server has one result, whatever raises: its code, listeners, tokenizers, forwards."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 
 import memstate as ms
-from tests.support.tiny_models import tiny
-from tests.support.tiny_served import NEW, TEXT, alone, managed
+from tests.support.tiny_served import TEXT
 
 pytest.importorskip("transformers")
+from transformers import GenerationConfig, LogitsProcessor
+
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import steps
-from tests.integrations.servers import (
-    Interrupt,
-    Raises,
-    hooked,
-    raising,
-    require_free,
-    rest,
-    results,
-    server_of,
-    tokens,
-)
+from tests.integrations.servers import Interrupt, Judged, Raises, hooked, ignore, raising
 
-WAITS = 60  # seconds to wait for a thread; only a defect takes so long
-
-
-def prompt(id: Any, most: int = NEW, **settings: Any) -> mst.Prompt:
-    return mst.Prompt(TEXT[:9], id, most=most, **settings)
-
-
-def served(events: list[Any]) -> list[str]:
-    return [one.reason for one in events if isinstance(one, mst.Served)]
-
-
-class Letters:
-    """A tokenizer with one letter for each token. While `busy` is set, it raises."""
-
-    def __init__(self) -> None:
-        self.added_tokens_decoder, self.busy = dict[int, Any](), False
-
-    def decode(self, given: list[int], **_: Any) -> str:
-        if self.busy:
-            raise RuntimeError("already borrowed")
-        return "".join(chr(97 + token % 26) for token in given)
-
-
-@pytest.mark.parametrize("line", range(12))
-def test_an_interrupt_while_events_are_handed_out_loses_none(line: int) -> None:
-    server = server_of()
-    for id in "abc":
-        server.submit(prompt(id, most=2))
-    events, tracer = server.step(), Interrupt(line, steps.__file__)
-    deliver = server._steps.deliver
-
-    def traced() -> int:
-        with tracer.tracing():
-            return deliver()
-        raise KeyboardInterrupt
-
-    server._steps.deliver = traced  # type: ignore[method-assign]
-    with suppress(KeyboardInterrupt):
-        events += server.step()
-    assert tracer.where
-    events += rest(server)
-    assert {id: one.reason for id, one in results(events).items()} == dict.fromkeys("abc", "length")
-    assert all(len(tokens(events, id)) == 2 for id in "abc")
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_listener_that_ends_the_step_keeps_no_event_from_others(error: type[BaseException]) -> None:
-    server = server_of(max_requests=3)
-
-    def listens(event: mst.Event) -> None:
-        if isinstance(event, mst.Served):
-            raise error
-
-    heard = list[Any]()
-    server.submit(prompt("before", most=2))
-    server.submit(prompt("raises", most=2), to=listens)
-    server.submit(prompt("behind", most=2), to=heard.append)
-    events = server.step()
-    with pytest.raises(error):
-        server.step()
-    events += rest(server)
-    assert len(tokens(events, "before")) == 2 and served(events) == served(heard) == ["length"]
-
-
-@pytest.mark.parametrize("how", ["abort", "timeout", "close"])
-def test_a_tokenizer_that_raises_while_requests_end_leaves_neither_them_nor_their_rows(how: str) -> None:
-    model, clock, tokenizer, heard = tiny("qwen3_next"), ms.testing.Clock(), Letters(), list[Any]()
-    server = mst.Server(model, managed(model, prefix=None), tokenizer=tokenizer, clock=clock)
-    server.submit(prompt("a", timeout=1.0), to=heard.append)
-    server.step()
-    tokenizer.busy = True
-    if how == "close":
-        server.close()
-    else:
-        clock.advance(1.0) if how == "timeout" else server.abort("a")
-        server.step()
-    assert served(heard) == ["failed"] and heard[-1].error == "RuntimeError: already borrowed"
-    assert (heard[-1].tokens, heard[-1].text) == ([heard[0].token], heard[0].text)
-    require_free(server)
-
-
-def test_a_close_that_fails_can_be_repeated() -> None:
-    server, heard = server_of(), list[Any]()
-    server.submit(prompt("a"), to=heard.append)
-    server.step()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server.mem, "end", raising(ArithmeticError))
-        with pytest.raises(ArithmeticError):
-            server.close()
-    server.close()
-    assert served(heard) == ["aborted"]
-    require_free(server)
-
-
-def test_steps_that_raise_for_ever_end_the_run_and_what_was_told_before_is_heard() -> None:
-    server, heard, bad = server_of(max_requests=1), list[Any](), raising(ArithmeticError("always"))
-    for id in "ab":
-        server.submit(prompt(id), to=heard.append)
-    errors = list[Exception]()
-
-    def fails(**_: Any) -> None:
-        patch.setattr(server.mem, "poll", bad)
-        bad()
-
-    def drives() -> None:
-        try:
-            server.run()
-        except ArithmeticError as error:
-            errors.append(error)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server.model, "forward", fails)
-        (thread := Thread(target=drives, daemon=True)).start()
-        thread.join(WAITS)
-    assert not thread.is_alive() and len(errors) == 1
-    assert served(heard) == ["failed", "failed"]
-    require_free(server)
-
-
-def test_a_run_inside_a_step_is_refused_and_closes_nothing() -> None:
-    server, heard = server_of(), list[Any]()
-
-    def listens(event: mst.Event) -> None:
-        heard.append(event)
-        with pytest.raises(ms.InvalidArgument, match="call run, step and admit from no code"):
-            server.run()
-
-    server.submit(prompt("a"), to=listens)
-    rest(server)
-    assert served(heard) == ["length"]
-    server.submit(prompt("b"))
+TWO = GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=6)
 
 
 @dataclass(frozen=True)
@@ -173,24 +35,201 @@ class Mute(Exception):
     __str__ = __repr__
 
 
-@pytest.mark.parametrize("error", [Frozen(), Mute()], ids=["frozen", "mute"])
-def test_an_odd_exception_ends_its_own_request_only(error: Exception) -> None:
-    server = server_of()
-    server.submit(prompt("bad", processors=[Raises(9, error)]))
-    server.submit(prompt("good"))
-    with pytest.raises(type(error)):
-        server.step()
-    ended = results(events := rest(server))
-    assert {id: one.reason for id, one in ended.items()} == {"bad": "failed", "good": "length"}
-    assert type(error).__name__ in ended["bad"].error
-    assert tokens(events, "good") == alone(server.model, TEXT[:9], {})
-    require_free(server)
+class Wrong(LogitsProcessor):
+    """A logits processor that changes the shape."""
+
+    def __init__(self, axis: int) -> None:
+        self._axis = axis
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.cat([scores, scores + 1], self._axis)
 
 
-def test_a_forward_whose_exception_says_nothing_ends_its_requests() -> None:
-    server = server_of()
-    server.submit(prompt("a"))
-    with hooked(server.model, raising(Mute())), pytest.raises(Mute):
-        server.step()
-    assert results(rest(server))["a"].reason == "failed"
-    require_free(server)
+class Letters:
+    """A tokenizer with one letter for each token. While `busy` is set, it raises."""
+
+    def __init__(self) -> None:
+        self.added_tokens_decoder, self.busy = dict[int, Any](), False
+
+    def decode(self, given: list[int], **_: Any) -> str:
+        if self.busy:
+            raise RuntimeError("already borrowed")
+        return "".join(chr(97 + token % 26) for token in given)
+
+
+@pytest.mark.parametrize("driven", [False, True], ids=["stepped", "driven"])
+@pytest.mark.parametrize(("processor", "settings", "error", "tokens", "why"), [
+    (Raises(9, Frozen()), {}, Frozen, 0, "Frozen"), (Raises(9, Mute()), {}, Mute, 0, "Mute"),
+    (Raises(11, ArithmeticError("mine")), {}, ArithmeticError, 2, "mine"),
+    (Raises(11, ArithmeticError("mine")), {"config": TWO, "seed": 1}, ExceptionGroup, 2, "mine"),
+    *[(Wrong(axis), {"logprobs": 2}, ms.InvalidArgument, 0, "expected (1, 97)") for axis in (0, 1)],
+])  # fmt: skip
+def test_code_of_a_request_that_raises_ends_its_own_rows_only(
+    processor: Any, settings: Any, error: Any, tokens: int, why: str, driven: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    at, to = Judged("lfm2", max_requests=6), ignore if driven else None
+    at.ask("first", to=to)
+    at.ask("bad", to=to, processors=[processor], **settings)
+    at.ask("last", to=to, text=TEXT[:7])
+    if driven:
+        with at.driven():
+            pass
+        assert "a step has raised" in caplog.text
+    else:
+        (raised,) = at.rest()
+        assert isinstance(raised, error)
+        notes = {note for one in getattr(raised, "exceptions", [raised]) for note in getattr(one, "__notes__", [])}
+        assert notes == (set() if error is Frozen else {"the request 'bad' has ended"})
+    result = at.ends(bad="failed")["bad"]
+    assert len(result.tokens) == tokens and why in result.error
+
+
+def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Judged("lfm2")
+    bad = at.ask("raises")
+    at.ask("other")
+    monkeypatch.setattr(at.server._asked[0].samplers[0].text, "read", raising(ArithmeticError("a stop string")))
+    assert [type(error) for error in at.rest()] == [ArithmeticError]
+    at.ends(raises="failed")
+    assert len(bad.events) == 1
+
+
+@pytest.mark.parametrize("error", [ArithmeticError("in a prompt"), Mute()], ids=["told", "mute"])
+@pytest.mark.parametrize("call", ["forward", "plan"])
+def test_a_forward_or_a_plan_that_raises_ends_its_rows_only(
+    call: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Judged(chunk=32)
+    at.ask("running")
+    at.step()
+    owner: Any = at.model if call == "forward" else at.mem
+    real = getattr(owner, call)
+
+    def broken(*given: Any, **named: Any) -> Any:
+        if (named["input_ids"].shape[1] if call == "forward" else given[1]) != 1:
+            raise error
+        return real(*given, **named)
+
+    at.ask("reads", text=TEXT[:19])
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, broken)
+        at.step(raises=type(error))
+    failed = at.ends(reads="failed")["reads"]
+    assert not failed.tokens and type(error).__name__ in failed.error
+
+
+def test_a_server_that_is_driven_goes_on_however_many_forwards_fail(caplog: pytest.LogCaptureFixture) -> None:
+    at = Judged()
+    with at.driven():
+        with hooked(at.model, raising(ArithmeticError("in a forward"))):
+            for id in ("one", "two", "three", "four"):
+                at.ask(id, to=ignore)
+                at.wait(id)
+        at.ask("other", to=ignore)
+    at.ends(**dict.fromkeys(("one", "two", "three", "four"), "failed"))
+    assert "in a forward" in caplog.text
+
+
+@pytest.mark.parametrize("line", range(12))
+def test_an_interrupt_while_events_are_handed_out_loses_none(line: int) -> None:
+    at, tracer = Judged(), Interrupt(line, steps.__file__)
+    at.ask(*"abc", most=2)
+    at.step()
+    deliver = at.server._steps.deliver
+
+    def traced() -> int:
+        with tracer.tracing():
+            return deliver()
+        raise KeyboardInterrupt
+
+    at.server._steps.deliver = traced  # type: ignore[method-assign]
+    with suppress(KeyboardInterrupt):
+        at.step()
+    assert tracer.where
+    at.ends()
+
+
+def at_the_end(error: BaseException) -> Callable[[Any], None]:
+    return lambda event: raising(error)() if isinstance(event, mst.Served) else None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit()], ids=["interrupt", "exit"])
+def test_a_listener_that_ends_the_step_keeps_no_event_from_others(error: BaseException) -> None:
+    at = Judged(max_requests=3)
+    for id, to in (("before", None), ("raises", at_the_end(error)), ("behind", ignore)):
+        at.ask(id, most=2, to=to)
+    at.step()
+    at.step(raises=type(error))
+    at.ends()
+
+
+@pytest.mark.parametrize("driven", [False, True], ids=["stepped", "driven"])
+def test_a_listener_that_raises_is_called_no_more_and_its_request_ends(
+    driven: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = Judged()
+    deaf = at.ask("deaf", most=40, to=raising(ConnectionError("gone")))
+    at.ask("other", to=ignore)
+    if driven:
+        with at.driven():
+            pass
+    else:
+        at.step()
+        assert at.server.running == 1
+    at.ends()
+    assert len(deaf.events) == 1 and "the listener of request 'deaf' has raised" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["abort", "timeout", "close"])
+def test_a_tokenizer_that_raises_while_requests_end_leaves_neither_them_nor_their_rows(how: str) -> None:
+    clock, tokenizer = ms.testing.Clock(), Letters()
+    at = Judged(tokenizer=tokenizer, clock=clock)
+    heard = at.ask("a", timeout=1.0, to=ignore).events
+    at.step()
+    tokenizer.busy = True
+    if how == "timeout":
+        clock.advance(1.0)
+    else:
+        at.server.close() if how == "close" else at.server.abort("a")
+    result = at.ends(a="failed")["a"]
+    assert result.error == "RuntimeError: already borrowed"
+    assert (result.tokens, result.text) == ([heard[0].token], heard[0].text)
+
+
+def test_a_close_that_fails_can_be_repeated() -> None:
+    at = Judged()
+    at.ask("a", to=ignore)
+    at.step()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ArithmeticError):
+        patch.setattr(at.mem, "end", raising(ArithmeticError))
+        at.server.close()
+    at.server.close()
+    at.ends(a="aborted")
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_steps_that_raise_for_ever_end_the_run_and_what_was_told_before_is_heard(told: bool) -> None:
+    at, bad = Judged(max_requests=1), raising(ArithmeticError("always"))
+    at.ask(*"ab", to=ignore)
+
+    def fails(**_: Any) -> None:
+        patch.setattr(at.mem, "poll", bad)
+        bad()
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ArithmeticError, match="always"):
+        patch.setattr(*((at.model, "forward", fails) if told else (at.mem, "poll", bad)))
+        at.server.run()
+    assert at.ends(others="failed")["b"].error == "ArithmeticError: always"
+
+
+def test_a_run_inside_a_step_is_refused_and_closes_nothing() -> None:
+    at = Judged()
+
+    def listens(event: mst.Event) -> None:
+        with pytest.raises(ms.InvalidArgument, match="call run, step and admit from no code"):
+            at.server.run()
+
+    at.ask("a", to=listens)
+    at.rest()
+    at.ask("b")
+    at.ends()

@@ -313,6 +313,8 @@ class Steps:
         chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
         said = logprobs([one.prompt.logprobs for one in batch], chosen, logits)
         for one, token, (logprob, top) in zip(batch, chosen, said, strict=True):
+            if one not in self.running:  # it has its result: the end of a row before it was interrupted
+                continue
             try:
                 if isinstance(token, Exception):
                     raise token

@@ -139,8 +139,8 @@ class Judged:
 
     def step(self, steps: int = 1, raises: type[BaseException] | None = None) -> list[Any]:
         """Runs steps, and returns the events that the last one has returned."""
+        events = list[Any]()
         for _ in range(steps):
-            events = list[Any]()
             with pytest.raises(raises) if raises else nullcontext():
                 events = self.server.step()
             for event in events:
@@ -330,7 +330,8 @@ class Crowd:
             for at in servers:
                 with around(at):
                     at.step()
-            assert (number := number + 1) < 400
+            number += 1
+            assert number < 400
 
 
 def server_of(family: str = "qwen3_next", chunk: int = 256, **settings: Any) -> mst.Server:

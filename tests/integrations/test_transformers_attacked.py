@@ -1,4 +1,4 @@
-"""Tests a server under bad requests, ends that the manager makes, and interrupts: it serves the others, leaks nothing."""
+"""Tests a server under bad requests, ended rows and interrupts: it serves the others and leaks nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -39,6 +39,8 @@ def test_a_list_of_tokens_may_grow_while_its_request_runs() -> None:
     for event in mst.stream(model, managed(model), [mst.Prompt(tokens, "chat", most=NEW)]):
         if isinstance(event, mst.Token):
             tokens.append(event.token)
+        else:
+            assert event.tokens == tokens[9:]
     assert tokens == PROMPT + alone(model, PROMPT, {})
 
 

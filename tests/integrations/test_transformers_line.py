@@ -1,4 +1,4 @@
-"""Tests the order of a server's requests: priorities, tenants, and prompts that wait for a shared beginning."""
+"""Tests the order of a server's requests: priorities, tenants, and prompts that wait for others or for room."""
 
 from collections.abc import Sequence
 from random import Random
@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 import memstate as ms
-from tests.support.tiny_models import tiny
-from tests.support.tiny_served import NEW, TEXT, alone, managed
+from tests.support.tiny_served import TEXT
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.line import PASSES, Line, shared
 from memstate.integrations.transformers.running import Submission, shares
-from tests.integrations.servers import hooked, raising, rest, results, server_of, tokens
+from tests.integrations.servers import Crowd, Judged, hooked, raising
 
 BEGIN = [*TEXT, *TEXT][:32]  # tokens of 8 pages
 OTHER = BEGIN[::-1]
@@ -100,32 +99,13 @@ def test_prompts_share_whole_pages(other: list[int], length: int) -> None:
 
 
 def test_a_long_prompt_does_not_stop_the_first_tokens_of_others() -> None:
-    server = server_of(chunk=8, max_requests=3)
-    server.submit(mst.Prompt([*TEXT, *TEXT][:50], "long", most=1))
-    server.step()
+    at = Judged(chunk=8, max_requests=3)
+    at.ask("long", text=[*TEXT, *TEXT][:50], most=1)
+    at.step()
     for number in range(2):
-        server.submit(mst.Prompt(TEXT[number:][:4], number, most=1))
-    order = [one.id for one in rest(server) if isinstance(one, mst.Served)]
-    assert order == [0, 1, "long"]
-
-
-def run(server: mst.Server, bursts: Sequence[Sequence[Sequence[int]]], steps: int = 1) -> dict[Any, mst.Served]:
-    """Serves bursts of prompts, with steps between the bursts. Checks that each answer is that of the prompt alone.
-
-    Returns:
-        Number of the prompt -> its result.
-    """
-    events, prompts = list[Any](), list[Sequence[int]]()
-    for burst in bursts:
-        for one in burst:
-            server.submit(mst.Prompt(one, len(prompts), most=NEW))
-            prompts.append(one)
-        for _ in range(steps):
-            events += server.step()
-    served = results(events + rest(server))
-    for number, one in enumerate(prompts):
-        assert served[number].tokens == alone(server.model, one, {})
-    return served
+        at.ask(number, text=TEXT[number:][:4], most=1)
+    assert [one.id for _ in range(9) for one in at.step() if isinstance(one, mst.Served)] == [0, 1, "long"]
+    at.ends()
 
 
 @pytest.mark.sample(2)
@@ -133,53 +113,48 @@ def run(server: mst.Server, bursts: Sequence[Sequence[Sequence[int]]], steps: in
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "lfm3"])
 def test_what_prompts_begin_with_is_read_once(family: str, steps: int) -> None:
     """The other prompts come together with the first or while it is read. No chunk ends where prompts part."""
-    server = server_of(family, chunk=6, prefix=ms.Prefix(), slots=40, max_requests=6)
+    at = Judged(family, chunk=6, prefix=ms.Prefix(), slots=40, max_requests=6)
     first, more = [*BEGIN, 1, 2, 3], [[*BEGIN, 7, 8], [*BEGIN[:28], 4, 4, 4, 4, 4], [*OTHER, 1], [*OTHER, 2]]
-    served = run(server, [[first], more], steps)
-    assert [served[number].cached for number in range(5)] == [0, 32, 28, 0, 32]
-    assert server.mem.stats().missed == server.mem.stats().refused == 0
+    at.ask("first", text=first)
+    at.step(steps)
+    for number, text in enumerate(more):
+        at.ask(number, text=text)
+    at.rest()
+    assert at.mem.stats().missed == at.mem.stats().refused == 0
+    assert [one.cached for one in at.ends().values()] == [0, 32, 28, 0, 32]
 
 
-def test_prompts_under_another_salt_do_not_wait() -> None:
-    server = server_of(prefix=ms.Prefix(), max_requests=2)
-    for salt in ("a", "b"):
-        server.submit(mst.Prompt([*BEGIN, 1], salt, most=1, salt=salt))
-    server.admit()
-    assert server.running == 2
-
-
-def test_a_prompt_does_not_wait_for_one_of_lower_priority() -> None:
-    server = server_of(prefix=ms.Prefix(), max_requests=3, chunk=4)
-    server.submit(mst.Prompt([*BEGIN, 1], "low", most=1))
-    server.step()
-    for priority in (1, 0):
-        server.submit(mst.Prompt([*BEGIN, 2], priority, most=1, priority=priority))
-    server.step()
-    assert (server.running, server.waiting) == (2, 1)
+def test_prompts_under_another_salt_or_of_a_higher_priority_do_not_wait() -> None:
+    at = Judged(prefix=ms.Prefix(), max_requests=3, chunk=4)
+    at.ask("a", text=[*BEGIN, 1], most=1, salt="a")
+    at.step()
+    for salt, priority in (("b", 0), ("a", 1), ("a", 0)):
+        at.ask((salt, priority), text=[*BEGIN, 2], most=1, salt=salt, priority=priority)
+    at.step()
+    assert (at.server.running, at.server.waiting) == (3, 1)
+    at.ends()
 
 
 @pytest.mark.parametrize("how", ["abort", "fail", "timeout"])
 def test_the_next_one_reads_what_its_reader_leaves_unread(how: str) -> None:
     clock = ms.testing.Clock()
-    server = server_of(prefix=ms.Prefix(), max_requests=3)
-    server = mst.Server(server.model, server.mem, chunk=8, clock=clock)
-    server.submit(mst.Prompt([*BEGIN, 1], "reader", most=1, timeout=1.0))
+    at = Judged(prefix=ms.Prefix(), max_requests=3, chunk=8, clock=clock)
+    at.ask("reader", text=[*BEGIN, 1], most=1, timeout=1.0)
     for number in range(2):
-        server.submit(mst.Prompt([*BEGIN, number], number, most=NEW))
-    events = server.step()
-    assert (server.running, server.waiting) == (1, 2)
+        at.ask(number, text=[*BEGIN, number])
+    at.step()
+    assert (at.server.running, at.server.waiting) == (1, 2)
     if how == "abort":
-        server.abort("reader")
+        at.abort("reader")
     elif how == "timeout":
         clock.advance(1.0)
     else:
-        with hooked(server.model, raising(ArithmeticError)), pytest.raises(ArithmeticError):
-            server.step()
-    events += server.step()
-    assert (server.running, server.waiting) == (1, 1)
-    served = results(events + rest(server))
+        with hooked(at.model, raising(ArithmeticError)):
+            at.step(raises=ArithmeticError)
+    at.step()
+    assert (at.server.running, at.server.waiting) == (1, 1)
+    served = at.ends(reader={"abort": "aborted", "fail": "failed"}.get(how, how))
     assert [served[name].cached for name in (0, 1)] == [0, 32]
-    assert all(served[number].tokens == alone(server.model, [*BEGIN, number], {}) for number in range(2))
 
 
 def test_where_no_slot_is_left_for_the_state_all_wait_once_and_go_together() -> None:
@@ -187,46 +162,40 @@ def test_where_no_slot_is_left_for_the_state_all_wait_once_and_go_together() -> 
 
     The other prompts wait once, for the first prompt, then run together.
     """
-    model = tiny("qwen3_next")
-    mem = managed(model, max_requests=4, slots=4, tracking=ms.Redirect(every=1024), prefix=ms.Prefix())
-    held = [mem.admit([ms.Request(name)]) for name in "ab"]  # these rows take two slots
-    server = mst.Server(model, mem, chunk=8)
-    served = run(server, [[[*BEGIN, number] for number in range(3)]], 12)
-    assert {one.reason for one in served.values()} == {"length"}
+    at = Judged(max_requests=4, slots=4, tracking=ms.Redirect(every=1024), prefix=ms.Prefix(), chunk=8)
+    held = [at.mem.admit([ms.Request(name)]) for name in "ab"]  # these rows take two slots
+    for number in range(3):
+        at.ask(number, text=[*BEGIN, number])
+    at.rest()
     for rows in held:
-        mem.end(rows)
+        at.mem.end(rows)
+    at.ends()
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_bursts_that_share_are_answered_rightly_and_leave_nothing(seed: int) -> None:
-    random, model = Random(seed), tiny("qwen3_next")
-    roots = [[random.randrange(3, 97) for _ in range(40)] for _ in range(3)]
+    random = Random(seed)
     settings: dict[str, Any] = random.choice([
         {}, {"slots": 7}, {"slots": 40, "max_requests": 8, "pages": ms.Pages(size=4, count=200, per_row=16)},
         {"tracking": ms.PingPong(every=4)}, {"tracking": ms.PingPong(every=4), "slots": 12}, {"max_requests": 1},
     ])  # fmt: skip
-    mem = managed(model, debug=True, **settings)
-    server, prompts, events = mst.Server(model, mem, chunk=random.choice([3, 8, 64])), list[Any](), list[Any]()
-    for _ in range(6):
-        for _ in range(random.randrange(5)):
-            text = random.choice(roots)[: random.choice([0, 5, 8, 20, 33, 40])]
-            text = text + [random.randrange(3, 97) for _ in range(random.randint(1, 6))]
-            most = random.choice([1, NEW])
-            prompts.append(
-                mst.Prompt(text, len(prompts), most=most, priority=random.randrange(2), tenant=random.choice("ab"))
-            )
-            server.submit(prompts[-1])
-        if prompts and random.random() < 0.4:
-            server.abort(random.randrange(len(prompts)))
-        for _ in range(random.randrange(5)):
-            events += server.step()
-    ended = results(events + rest(server))
-    assert ended.keys() == set(range(len(prompts)))
-    for number, one in ended.items():
-        expected = alone(model, prompts[number].tokens, {})[: prompts[number].most]
-        assert one.tokens == tokens(events, number) or one.tokens == expected[: len(one.tokens)]
-        assert one.reason == "aborted" or (one.reason, one.tokens) == ("length", expected)
-    mem.prefix.clear()  # type: ignore[union-attr]
-    assert mem.stats().rows_used == 0 and mem.audit().clean
-    mem.close()  # with debug, close looks for leaks
+    at = Judged(prefix=ms.Prefix(), debug=True, chunk=random.choice([3, 8, 64]), **settings)
+    Crowd(random, longest=46, samples=0).play(at, aborts=0.4)
+    at.ends(others={"length", "aborted"})
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("family", ["qwen3_next", "jamba", "lfm3"])
+@pytest.mark.parametrize("tracking", [ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)], ids=str)
+def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking: Any) -> None:
+    pages = ms.Pages(size=4, count=28, per_row=10)
+    at = Judged(family, slots=8, tracking=tracking, pages=pages, prefix=ms.Prefix(), debug=True, chunk=7)
+    ms.testing.Faults(ms.testing.Chaos(seed=3, admissions=0.3, claims=0.3)).inject(at.mem)
+    crowd = Crowd(Random(5), longest=26, samples=0)
+    crowd.roots[1:] = []  # so that there are hits
+    for _ in range(14):
+        crowd.ask(at)
+    at.rest()
+    assert at.mem.stats().chaos.admissions > 0
+    assert sum(one.cached for one in at.ends().values()) > 0

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import memstate as ms
-from tests.support.tiny_models import tiny
-from tests.support.tiny_served import NEW, TEXT, alone, managed
+from tests.support.tiny_served import NEW, TEXT, alone
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
@@ -62,7 +61,7 @@ def turns(at: Judged, number: int) -> list[list[int]]:
 def test_random_clients_of_several_threads_get_one_end_each(
     storage: bool, drives: str, seed: int, tmp_path: Path
 ) -> None:
-    """Threads submit and abort requests. If the server runs, requests time out, forwards fail, and a thread closes it."""
+    """Threads submit and abort. If the server runs, requests time out, forwards fail, and a thread closes it."""
     random, fails, runs = Random(seed), Random(seed + 100), drives == "run"
     settings: dict[str, Any] = {"tiers": stored(tmp_path)} if storage else {}
     prefix = ms.Prefix() if storage else random.choice([None, ms.Prefix()])

@@ -96,6 +96,8 @@ class Speculation:
         unread, most = len(one.tokens) - one.length, one.sampler.guesses
         room = min(most, one.sampler.most - len(one.answer) - 1, self._mem.forward.tail - unread)
         if not self._batches.states.verifies:
+            if len(one.answer) == 1 and len(one.asked.samplers) > 1:  # this step gives each sample a state of its own
+                return []
             room = min(room, self._mem.info(one.row).next_boundary - len(one.tokens))
         if unread > most or room < 1:
             return []

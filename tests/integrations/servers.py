@@ -24,14 +24,6 @@ from tests.support.tiny_served import NEW, TEXT, Known, alone, managed
 
 SPECULATING: dict[str, Any] = {"forward": ms.Forward(tail=16)}
 OF_SERVER = ("chunk", "tokenizer", "kernels", "assistant", "clock")  # settings of a server; others are a manager's
-# settings of a config that change no token, but how many there are
-GREEDY = {
-    "max_new_tokens",
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
-    "stop_strings",
-    "transformers_version",
-}
 WAITS = 60  # seconds to wait for a thread; only a defect takes so long
 WHOLE = ("length", "end")  # reasons of answers that are as long as those of `generate`
 REFUSED = ("too_large", "no_room", "invalid")
@@ -236,10 +228,8 @@ class Judged:
         config, text = prompt.config, [*prompt.tokens]
         length = (prompt.most or config.max_new_tokens) if whole else len(tokens)
         changing = [one for one in prompt.processors if not isinstance(one, Raises)]
-        changed = set(config.to_diff_dict()) - GREEDY if config else set[str]()
-        if config and config.top_k == 1:
-            changed -= {"do_sample", "temperature", "top_k", "num_return_sequences"}
-        if not (changed or changing):
+        drawn = config and ((config.do_sample and config.top_k != 1) or config.repetition_penalty not in (None, 1.0))
+        if not (drawn or changing or (config and config.eos_token_id is not None)):
             known, so_far = KNOWN.setdefault(self.model, {}), [*text]
             if tuple([*text, *tokens][:-1]) not in known:
                 alone(self.model, text, known, length)

@@ -51,12 +51,6 @@ def test_guesses_have_logprobs_as_well(answer: list[int]) -> None:
     assert at.ends()["guessed"].right > 0
 
 
-@pytest.mark.parametrize("logprobs", [-1, 1.0, True])
-def test_logprobs_that_are_no_number_are_refused(logprobs: Any) -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"^prompt 'a': logprobs .*: expected 0 or more"):
-        Judged(FAMILY).ask("a", logprobs=logprobs)
-
-
 @pytest.mark.parametrize("guesses", [False, True])
 def test_tokens_have_text_and_results_say_what_ended_them(guesses: bool, answer: list[int]) -> None:
     tokenizer = byte_level()

@@ -1,7 +1,11 @@
-"""Tests `serve` with models of the caller's own, prompts of all kinds, and no settings."""
+"""Tests `serve` with models of the caller's own, layers in any order, prompts of all kinds, and no settings.
+
+The size of an attention mask must come from a layer of the same kind of attention.
+"""
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +22,8 @@ from transformers import Cache, GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.prompts import checked
-from tests.integrations.servers import Raises, server_of
-from tests.support.own_model import ARGUMENT, OwnModel, own_model
-
-LENGTHS = (19, 2, 27)
+from tests.integrations.servers import Judged
+from tests.support.own_model import ARGUMENT, FULL, SLIDING, STATES, OwnModel, own_model
 
 
 def own_answer(model: Any, tokens: Sequence[int], **settings: Any) -> list[int]:
@@ -37,11 +39,12 @@ def test_a_model_that_nobody_knows_is_served_and_generates_as_with_its_own_cache
         (0, "conv"), (0, "recurrent"), (3, "conv"), (3, "recurrent")
     ]  # fmt: skip
     assert len(layout.state.planes) == 4 and not layout.on_slots and layout.continues
-    mem, own = managed(model, max_requests=6), [own_answer(model, TEXT[:n], max_new_tokens=4) for n in LENGTHS]
-    for cached in (False, True):
-        done = list(mst.serve(model, mem, [mst.Prompt(TEXT[:n], most=4) for n in LENGTHS]))
-        assert [one.tokens for one in sorted(done, key=lambda one: one.id)] == own
-        assert any(one.cached for one in done) or not cached
+    at = Judged(model=model, max_requests=6, prefix=ms.Prefix())
+    for turn in range(2):
+        for n in (19, 2, 27):
+            at.ask((turn, n), text=TEXT[:n], most=4)
+    mem, done = at.mem, at.results()
+    assert done[1, 19].cached and done[1, 27].cached
     ids = torch.tensor([TEXT[:9], [0, 0, *TEXT[:7]]])
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
@@ -89,10 +92,10 @@ def test_a_model_may_call_its_cache_by_any_name() -> None:
     model, own = Named(plain.config).eval(), own_answer(plain, TEXT[:9], max_new_tokens=4)
     model.load_state_dict(plain.state_dict())
     assert mst.layout(model).argument == "memories"
-    mem = managed(model)
-    (done,) = mst.serve(model, mem, [mst.Prompt(TEXT[:9], most=4)])
-    assert done.tokens == own
-    with mst.StateCache(model, mem) as cache:
+    at = Judged(model=model)
+    at.ask("a", most=4)
+    assert at.results()["a"].tokens == own
+    with mst.StateCache(model, at.mem) as cache:
         logits = [
             model(input_ids=torch.tensor([part]), **{cache.argument: cache}).logits[0, -1]
             for part in (TEXT[:9], own[:1], own[1:2])
@@ -116,13 +119,13 @@ def test_a_model_that_runs_its_layers_again_adds_to_its_cache_and_is_served() ->
     model = Looped(own_model().config).eval()
     layout = mst.layout(model)
     assert (layout.layers, layout.copies, len(layout.places), len(layout.attended)) == (8, (0, 1, 2, 0), 8, 2)
-    own, mem = alone(model, TEXT, {}), managed(model)
+    at = Judged(model=model, prefix=ms.Prefix())
     for cached in (0, 24):
-        (done,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW)])
-        assert (list(done.tokens), done.cached) == (own, cached)
+        at.ask(cached, text=TEXT)
+        assert at.results()[cached].cached == cached
     with mst.StateCache(model, managed(model)) as cache:
         logits = model(input_ids=torch.tensor([TEXT]), **{cache.argument: cache}).logits[0, -1]
-        assert int(logits.argmax()) == own[0]
+        assert [int(logits.argmax())] == at.ends()[0].tokens[:1]
 
 
 @pytest.mark.parametrize("tokens, why", [
@@ -166,13 +169,6 @@ def test_without_settings_an_answer_is_as_long_as_that_of_generate() -> None:
         assert one.tokens == own_answer(model, TEXT, **settings), settings
 
 
-def test_an_error_of_a_processor_names_its_request() -> None:
-    server = server_of("lfm2")
-    server.submit(mst.Prompt(TEXT[:3], id="bad", processors=[Raises(3, ArithmeticError("mine"))]))
-    with pytest.raises(ArithmeticError, match=r"^mine\nthe request 'bad' has ended$"):
-        server.step()
-
-
 def test_states_that_decay_at_once_are_still_seen_to_continue() -> None:
     model = tiny("qwen3_5_text", seed=1, dtype=torch.bfloat16)
     for name, weight in model.named_parameters():
@@ -199,3 +195,32 @@ def test_a_layout_is_read_whatever_a_model_has_kept_of_another_batch_and_changes
     assert mst.layout(model).state == mst.layout(own_model()).state
     assert model.kept is kept and not hasattr(model.memories, "seen")
     assert model.memories.training and not model.training
+
+
+def check(model: Any) -> None:
+    """Checks that a server, and `generate` from cached states, give the answers of the model with its own cache."""
+    for chunk in (256, 13, 3):  # the window has 6 tokens
+        at = Judged(model=model, prefix=ms.Prefix(), chunk=chunk)
+        for length in (20, 33, 5):
+            at.ask(length, text=[*TEXT, *TEXT][:length])
+        at.ends()
+    mem, ids = managed(model), torch.tensor([[*TEXT, *TEXT][:33]])
+    for cached in (0, 32):
+        with mst.StateCache(model, mem, prompt=ids) as cache:
+            assert cache.cached == [cached]
+            out = model.generate(ids, **{cache.argument: cache}, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+            assert out[0, 33:].tolist() == alone(model, ids[0].tolist(), {})
+
+
+def test_a_mask_of_full_attention_is_not_sized_by_a_layer_with_a_window_and_states() -> None:
+    check(tiny("zaya", changes=(("layer_types", ("hybrid_sliding", "hybrid") * 2),)))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "kinds",
+    [" ".join(kinds) for kinds in permutations(dict.fromkeys((*STATES, *FULL, *SLIDING, "moe")), 3)
+     if {*kinds} & {*STATES} and {*kinds} & {*FULL, *SLIDING}],
+)  # fmt: skip
+def test_every_mixture_of_layers_answers_as_with_its_own_cache(kinds: str) -> None:
+    check(own_model(kinds.split()))

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import own, probe
-from tests.integrations.servers import SPECULATING, rest, results, server_of
+from tests.integrations.servers import SPECULATING, Judged
 from tests.support.own_model import own_model
 
 
@@ -142,14 +142,12 @@ def test_managers_that_fit_are_taken() -> None:
     ("jamba", {"prompt_lookup_num_tokens": 3}, "starts from zeros"),
 ])  # fmt: skip
 def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: dict[str, Any], why: str) -> None:
-    config, model = GenerationConfig(), tiny(family)
+    config, at = GenerationConfig(), Judged(family, prefix=ms.Prefix())
     for name, value in fields.items():  # set here, as the constructor refuses some values
         setattr(config, name, value)
-    mem = managed(model)
-    server, chat = mst.Server(model, mem), mem.sessions.open("chat")
-    with pytest.raises(ms.InvalidArgument, match=f"prompt 'bad'.*{why}"):
-        server.submit(mst.Prompt(TEXT[:9], "bad", config=config, session=chat))
-    assert not server.busy
+    with pytest.raises(ms.InvalidArgument, match=f"{why}"):
+        at.ask("bad", config=config, most=None, session=at.mem.sessions.open("chat"))
+    at.ends()
 
 
 async def later(event: mst.Event) -> None:
@@ -164,48 +162,33 @@ async def later(event: mst.Event) -> None:
     *[({"config": config}, "config=.*expected a GenerationConfig") for config in ({}, "x", GenerationConfig)],
     *[({"to": to}, "to=.*expected a function that is not async") for to in (5, later)],
     ({"tokens": torch.empty(3, device="meta", dtype=torch.long)}, "expected a row of ids"),
+    *[({"salt": salt}, "salt") for salt in (1.0, True, ["a"])], ({"kind": ""}, "kind=''"),
+    *[({"logprobs": n}, r"logprobs .*: expected 0 or more") for n in (-1, 1.0, True)],
     ({"config": GenerationConfig(num_return_sequences=10**9, do_sample=True)}, "0 is above max_requests=3"),
 ])  # fmt: skip
 def test_a_setting_that_cannot_be_meant_is_refused_with_its_value(settings: dict[str, Any], why: str) -> None:
-    server, settings = server_of("lfm2"), {"tokens": TEXT[:9], **settings}
+    at, settings = Judged("lfm2"), {"tokens": TEXT[:9], **settings}
     to = settings.pop("to", None)
-    with pytest.raises(ms.InvalidArgument, match=f"prompt 'bad'.*{why}"):
-        server.submit(mst.Prompt(id="bad", **settings), to)
-    assert not server.busy
+    with pytest.raises(ms.InvalidArgument, match=f"(prompt 'bad'.*|^){why}"):
+        at.server.submit(mst.Prompt(id="bad", **settings), to)
+    at.ends()
 
 
 @pytest.mark.parametrize("kind", [int, tuple, np.array, torch.tensor, lambda ends: [torch.tensor(end) for end in ends]])
 def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
-    server, config = server_of("lfm2"), GenerationConfig(max_new_tokens=NEW)
-    answer = alone(server.model, TEXT[:9], {})
+    at, config = Judged("lfm2"), GenerationConfig(max_new_tokens=NEW)
+    answer = alone(at.model, TEXT[:9], {})
     config.eos_token_id = answer[2] if kind is int else kind([96, answer[2]])
-    for id in "ab":
-        server.submit(mst.Prompt(TEXT[:9], id, config=config))
-    served = results(rest(server))
-    assert [(one.tokens, one.stop) for one in served.values()] == [(answer[:3], answer[2])] * 2
-    # a request with another configuration, in the same server
-    server.submit(mst.Prompt(TEXT[:9], "c", config=GenerationConfig(eos_token_id=answer[1])))
-    assert results(rest(server))["c"].tokens == answer[:2]
+    at.ask(*"ab", config=config, most=None)
+    at.rest()
+    at.ask("c", config=GenerationConfig(eos_token_id=answer[1]))  # another configuration, in the same server
+    assert [(one.tokens, one.stop) for one in at.ends(others="end").values()] == [
+        (answer[:length], answer[length - 1]) for length in (3, 3, 2)
+    ]
 
 
 def test_priorities_of_numpy_are_numbers_like_others() -> None:
-    server = server_of("lfm2", max_requests=1)
+    at = Judged("lfm2", max_requests=1)
     for id, priority in (("first", np.int8(-128)), ("low", 0), ("high", np.uint8(3))):
-        server.submit(mst.Prompt(TEXT[:4], id, most=1, priority=priority))
-    assert list(results(rest(server))) == ["high", "low", "first"]
-
-
-@pytest.mark.parametrize("shape", ["wide", "two rows"])
-def test_a_processor_that_changes_the_shape_ends_its_own_request(shape: str) -> None:
-    class Wrong(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            return torch.cat([scores, scores + 1], 1 if shape == "wide" else 0)
-
-    server = server_of("lfm2")
-    server.submit(mst.Prompt(TEXT[:9], "bad", most=NEW, processors=[Wrong()], logprobs=2))
-    server.submit(mst.Prompt(TEXT[:9], "good", most=NEW))
-    with pytest.raises(ms.InvalidArgument, match=r"expected \(1, 97\)"):
-        server.step()
-    served = results(rest(server))
-    assert (served["bad"].reason, served["bad"].tokens) == ("failed", [])
-    assert served["good"].tokens == alone(server.model, TEXT[:9], {})
+        at.ask(id, most=1, priority=priority)
+    assert [one.id for _ in range(9) for one in at.step() if isinstance(one, mst.Served)] == ["high", "low", "first"]

@@ -1,7 +1,6 @@
 """Serves requests over tiny models, and judges each one by what its prompt gives alone, with the model's own cache."""
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from copy import deepcopy
@@ -322,40 +321,6 @@ class Crowd:
                     at.step()
             number += 1
             assert number < 400
-
-
-def server_of(family: str = "qwen3_next", chunk: int = 256, **settings: Any) -> mst.Server:
-    """Returns a server with a new manager. The manager has a prefix cache only if the settings ask for one."""
-    model = tiny(family)
-    return mst.Server(model, managed(model, **{"prefix": None, **settings}), chunk=chunk)
-
-
-def rest(server: mst.Server, most: int = 400) -> list[Any]:
-    """Steps a server until it is not busy, and returns the events."""
-    events: list[Any] = []
-    while server.busy and (most := most - 1):
-        events += server.step()
-    assert not server.busy
-    return events
-
-
-def results(events: list[Any]) -> dict[Any, mst.Served]:
-    """Returns id -> result; checks that each request has one result."""
-    served = [one for one in events if isinstance(one, mst.Served)]
-    assert max(Counter(one.id for one in served).values(), default=1) == 1
-    return {one.id: one for one in served}
-
-
-def tokens(events: list[Any], id: Any) -> list[int]:
-    """Returns the tokens of a request's events."""
-    return [one.token for one in events if isinstance(one, mst.Token) and one.id == id]
-
-
-def require_free(server: mst.Server, slots: int = 16, pages: int = 60) -> None:
-    """Checks that no request runs and that all slots, rows and pages are free."""
-    mem = server.mem
-    assert (server.busy, server.running, mem.stats().rows_used) == (False, 0, 0)
-    assert (mem.free_slots, mem.free_pages, mem.audit().clean) == (slots, pages, True)
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:

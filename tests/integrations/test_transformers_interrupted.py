@@ -9,11 +9,11 @@ import torch
 
 import memstate as ms
 from tests.support.tiny_models import tiny
-from tests.support.tiny_served import TEXT, alone, managed
+from tests.support.tiny_served import TEXT, managed
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
-from tests.integrations.servers import Interrupt, hooked, raising, rest, results
+from tests.integrations.servers import Interrupt, Judged, hooked, raising
 
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 3}
 ROOM = {"slots": 16, "max_requests": 6}
@@ -26,12 +26,9 @@ def require_served(model: Any, mem: ms.StateManager, expected: torch.Tensor) -> 
     """Checks that another cache and a server give right answers, and that nothing leaks."""
     with mst.StateCache(model, mem) as cache:
         assert torch.equal(model.generate(IDS, past_key_values=cache, **QUIET), expected)
-    server = mst.Server(model, mem)
-    server.submit(mst.Prompt(TEXT[:5], id="later", most=2))
-    assert results(rest(server))["later"].tokens == alone(model, TEXT[:5], {}, 2)
-    if mem.prefix is not None:
-        mem.prefix.clear()
-    assert (mem.free_slots, mem.stats().rows_used, mem.audit().clean) == (16, 0, True)
+    at = Judged(model=model, mem=mem)
+    at.ask("later", text=TEXT[:5], most=2)
+    at.ends()
 
 
 @pytest.mark.parametrize("interrupt", INTERRUPTS, ids=lambda one: type(one).__name__)

@@ -19,7 +19,7 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import reading, steps
 from memstate.integrations.transformers.drafts import Assistant
 from memstate.integrations.transformers.speculation import Speculation
-from tests.integrations.servers import SPECULATING, Raises, hooked, raising
+from tests.integrations.servers import SPECULATING, Judged, Raises, hooked, raising
 
 NEW = 14
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12])
@@ -48,31 +48,29 @@ def guessing(texts: Answers, answers: Answers, wrong: int) -> Callable[[Sequence
     return guess
 
 
-def served(model: Any, mem: ms.StateManager, texts: Answers, most: int = NEW, **settings: Any) -> list[mst.Served]:
-    prompts = [mst.Prompt(text, number, most=most) for number, text in enumerate(texts)]
-    results = {one.id: one for one in mst.serve(model, mem, prompts, **settings)}
-    return [results[number] for number in range(len(texts))]
+def guessed(model: Any, wrong: int, texts: Answers = PROMPTS, most: int = NEW, **settings: Any) -> Judged:
+    """Returns a server that was asked for answers to texts, and guesses them. Token `wrong` of each guess is wrong."""
+    assistant = guessing(texts, [alone(model, text, {}, most) for text in texts], wrong)
+    at = Judged(model=model, **{**GUESSING, "prefix": ms.Prefix(), "assistant": assistant, **settings})
+    for number, text in enumerate(texts):
+        at.ask(number, text=text, most=most)
+    return at
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("wrong", [0, 1, 2, 4, 13])
 @pytest.mark.parametrize(("family", "kernels"), FORMS)
 def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str, kernels: Any, wrong: int) -> None:
-    model = tiny(family)
-    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
-    mem = managed(model, **GUESSING)
-    results = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong), kernels=kernels)
-    assert [one.tokens for one in results] == expected
-    guessed, right = sum(one.guessed for one in results), sum(one.right for one in results)
-    assert right == guessed > 20 if wrong == 13 else right < guessed
+    at = guessed(tiny(family), wrong, kernels=kernels)
+    results = at.results().values()
+    made, right = sum(one.guessed for one in results), sum(one.right for one in results)
+    assert right == made > 20 if wrong == 13 else right < made
     assert right > 0 or wrong == 0
-    mem.audit().raise_if_leaking()
-    # these prompts start from states of answers
-    later = [[*text, *answer, 7, 8] for text, answer in zip(PROMPTS, expected, strict=True)]
-    results = served(model, mem, later, 4, kernels=kernels)
-    assert [one.tokens for one in results] == [alone(model, text, {}, 4) for text in later]
-    assert all(one.cached >= 8 * (len(text) // 8) for one, text in zip(results, PROMPTS, strict=True))
-    assert results[0].cached > 24
+    later = Judged(mem=at.mem, model=at.model, kernels=kernels)  # these prompts start from states of answers
+    for one in results:
+        later.ask(one.id, text=[*PROMPTS[one.id], *one.tokens, 7, 8], most=4)
+    served = later.ends()
+    assert all(served[n].cached >= 8 * (len(text) // 8) for n, text in enumerate(PROMPTS)) and served[0].cached > 24
 
 
 @pytest.mark.sample(1)
@@ -84,28 +82,22 @@ def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str
 ], ids=str)  # fmt: skip
 def test_every_strategy_speculates(settings: dict[str, Any], wrong: int, kernels: Any) -> None:
     model = tiny("lfm3" if kernels == "gathered" else "qwen3_next")  # lfm3 has a sliding window
-    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
-    mem = managed(model, **{**GUESSING, **settings}, debug=True)
-    results = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong), kernels=kernels)
-    assert [one.tokens for one in results] == expected
-    assert sum(one.guessed for one in results) > 0
-    mem.audit().raise_if_leaking()
-    mem.close()
+    assert sum(one.guessed for one in guessed(model, wrong, kernels=kernels, debug=True, **settings).ends().values())
 
 
-@pytest.mark.parametrize(("kernels", "guessed", "folds"), [("gathered", 11, 0), ("slots", 12, 1)])
-def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, guessed: int, folds: int) -> None:
-    model, forwards = tiny("lfm2"), []
-    expected = [alone(model, TEXT[:9], {}, NEW)]
-    mem = managed(model, **GUESSING)
-    with hooked(model, lambda *_: forwards.append(1)):
-        (one,) = served(model, mem, [TEXT[:9]], assistant=guessing([TEXT[:9]], expected, 13), kernels=kernels)
-    assert (one.tokens, one.guessed, one.right) == (expected[0], guessed, guessed)
+@pytest.mark.parametrize(("kernels", "made", "folds"), [("gathered", 11, 0), ("slots", 12, 1)])
+def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, made: int, folds: int) -> None:
+    at, forwards = guessed(tiny("lfm2"), 13, [TEXT[:9]], kernels=kernels), list[int]()
+    with hooked(at.model, lambda *_: forwards.append(1)):
+        at.rest()
+    assert at.mem.stats().copied_bytes == 0
+    one = at.ends()[0]
+    assert (one.guessed, one.right) == (made, made)
     # forwards: two chunks of the prompt, one per group of guesses, and those that fold pending tokens up to a boundary
-    assert len(forwards) == 2 + NEW - 1 - guessed + folds
-    assert mem.stats().copied_bytes == 0
+    assert len(forwards) == 2 + NEW - 1 - made + folds
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pads", [256, 0])
 @pytest.mark.parametrize("family", ["qwen3_next", "glm5_next", "mamba2"])
 def test_rows_of_one_forward_differ_in_how_many_guesses_are_made_and_right(
@@ -113,9 +105,10 @@ def test_rows_of_one_forward_differ_in_how_many_guesses_are_made_and_right(
 ) -> None:
     model, moved, verify = tiny(family), list[list[int]](), Speculation.verify
     texts = [TEXT[:9], TEXT[9:18], TEXT[18:27], TEXT[3:12]]
-    expected = [alone(model, text, {}, NEW) for text in texts]
-    given = zip(texts, expected, (0, 2, 13), strict=False)
-    guesses = {text[0]: guessing([text], [answer], wrong) for text, answer, wrong in given}
+    guesses = {
+        text[0]: guessing([text], [alone(model, text, {}, NEW)], wrong)
+        for text, wrong in zip(texts, (0, 2, 13), strict=False)
+    }
 
     def guess(tokens: Sequence[int], most: int) -> list[int]:
         return guesses[tokens[0]](tokens, most) if tokens[0] in guesses else []
@@ -126,13 +119,11 @@ def test_rows_of_one_forward_differ_in_how_many_guesses_are_made_and_right(
 
     monkeypatch.setattr(Speculation, "verify", counted)
     monkeypatch.setattr(steps, "PADS", pads)
-    mem = managed(model, **GUESSING, max_requests=4)
-    results = served(model, mem, texts, assistant=guess, kernels="slots")
-    assert [one.tokens for one in results] == expected
+    guessed(model, 0, texts, max_requests=4, assistant=guess, kernels="slots").ends()
     assert moved[: 1 if pads else 2] == ([[1, 3, 13, 1]] if pads else [[1, 3, 13], [1]])
-    mem.audit().raise_if_leaking()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wrong", [0, 3, 13])
 @pytest.mark.parametrize(("family", "changes"), [
     ("qwen3_5_text", (*LAST, ("linear_num_value_heads", 32))),
@@ -148,17 +139,15 @@ def test_kept_states_have_the_bits_of_decode_without_guesses(
         return linear(x.double(), *(one if one is None else one.double() for one in weights)).to(x.dtype)
 
     monkeypatch.setattr(torch.nn.functional, "linear", exact)
-    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
     kept = []
-    for settings in ({}, {"assistant": guessing(PROMPTS, expected, wrong)}):
-        mem = managed(model, **GUESSING)
-        results = served(model, mem, PROMPTS, kernels="slots", **settings)
-        assert [one.tokens for one in results] == expected
-        kept.append(_states(mem, PROMPTS, expected))
-    plain, guessed = kept
-    assert plain.keys() == guessed.keys() and len(plain) > 5
-    for at, states in plain.items():
-        assert all(torch.equal(states[name], guessed[at][name]) for name in states)
+    for settings in ({"assistant": None}, {}):
+        at = guessed(model, wrong, kernels="slots", **settings)
+        answers = [one.tokens for _, one in sorted(at.results().items())]
+        kept.append(_states(at.mem, PROMPTS, answers))
+    plain, others = kept
+    assert plain.keys() == others.keys() and len(plain) > 5
+    for key, states in plain.items():
+        assert all(torch.equal(states[name], others[key][name]) for name in states)
 
 
 def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any, dict[str, Tensor]]:
@@ -178,104 +167,84 @@ def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any,
     return states
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("most", [NEW, 5, 7])
-@pytest.mark.parametrize("settings", [{}, {"prefix": None}], ids=str)
-def test_a_turn_of_a_session_starts_where_it_starts_without_guesses(settings: dict[str, Any], most: int) -> None:
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_turn_of_a_session_starts_where_it_starts_without_guesses(cache: bool, most: int) -> None:
     model, starts, whole = tiny("qwen3_next"), list[list[int]](), TEXT[:9]
     texts, answers = list[list[int]](), list[list[int]]()
     for more in ([], TEXT[9:12], TEXT[12:15]):
         texts.append([*whole, *more])
         answers.append(alone(model, texts[-1], {}, most))
         whole = [*texts[-1], *answers[-1]]
-    for guesses in ({}, {"assistant": guessing(texts, answers, 3)}):
-        mem = managed(model, **{**GUESSING, "max_requests": 1, **settings})
-        session = mem.sessions.open("chat")
-        results = list[mst.Served]()
-        for text in texts:
-            results += mst.serve(model, mem, [mst.Prompt(text, most=most, session=session)], kernels="slots", **guesses)
-        assert [one.tokens for one in results] == answers
-        starts.append([one.cached for one in results])
-    plain, guessed = starts
-    assert plain == guessed and guessed[-1] > 9 + 2 * most
+    for assistant in (None, guessing(texts, answers, 3)):
+        settings = {"prefix": ms.Prefix() if cache else None, "assistant": assistant, "kernels": "slots"}
+        at = Judged(model=model, max_requests=1, **GUESSING, **settings)
+        session = at.mem.sessions.open("chat")
+        for number, text in enumerate(texts):
+            at.ask(number, text=text, most=most, session=session)
+        starts.append([one.cached for one in at.ends().values()])
+    plain, others = starts
+    assert plain == others and others[-1] > 9 + 2 * most
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
 def test_a_request_that_is_aborted_between_guesses_leaves_nothing(family: str) -> None:
-    model = tiny(family)
-    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
-    mem = managed(model, **GUESSING)
-    running = mst.Server(model, mem, assistant=guessing(PROMPTS, expected, 2), kernels="slots")
-    for number, text in enumerate(PROMPTS):
-        running.submit(mst.Prompt(text, number, most=NEW))
-    events = list[Any]()
-    while not any(isinstance(one, mst.Token) and one.id == 0 for one in events):
-        events += running.step()
-    events += running.step()
-    running.abort(0)
-    while running.busy:
-        events += running.step()
-    results = {one.id: one for one in events if isinstance(one, mst.Served)}
-    gone = results.pop(0)
-    assert (gone.reason, gone.guessed > 0, gone.tokens) == ("aborted", True, expected[0][: len(gone.tokens)])
-    assert {id: one.tokens for id, one in results.items()} == {1: expected[1], 2: expected[2]}
-    mem.audit().raise_if_leaking()
-    assert mem.stats().rows_used == 0
+    at = guessed(tiny(family), 2, kernels="slots")
+    while not at.asked[0].events:
+        at.step()
+    at.step()
+    at.abort(0)
+    at.rest()
+    assert at.asked[0].results[0].guessed > 0
+    at.ends(others={"length", "aborted"})
 
 
 @pytest.mark.parametrize("kernels", ["gathered", "slots"])
 def test_samples_are_those_without_guesses(kernels: Any) -> None:
-    model = tiny("lfm3")
-    config = {"do_sample": True, "temperature": 0.3, "repetition_penalty": 1.2, "max_new_tokens": NEW}
-    prompt = [*TEXT[:9], *TEXT[:9]]
-    runs = []
-    for more in ({}, {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}):
-        mem = managed(model, **GUESSING, max_requests=4)
-        settings = GenerationConfig(num_return_sequences=3, **config, **more)
-        runs.append(list(mst.serve(model, mem, [mst.Prompt(prompt, config=settings, seed=3)], kernels=kernels)))
-    plain, guessed = ({one.sample: one.tokens for one in run} for run in runs)
-    assert plain == guessed
-    assert len(set(map(tuple, plain.values()))) > 1
-    assert sum(one.guessed for one in runs[1]) > 0 == sum(one.guessed for one in runs[0])
+    config = GenerationConfig(
+        do_sample=True, temperature=0.3, repetition_penalty=1.2, num_return_sequences=3, prompt_lookup_num_tokens=3,
+        max_matching_ngram_size=1,
+    )  # fmt: skip
+    at = Judged("lfm3", kernels=kernels, max_requests=4, **GUESSING)
+    asked = at.ask("three", text=[*TEXT[:9], *TEXT[:9]], config=config, most=NEW, seed=3)
+    at.ends()
+    assert len({tuple(one.tokens) for one in asked.results}) > 1
+    assert sum(one.guessed for one in asked.results) > 0
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
 def test_guesses_change_no_token_under_autocast(family: str) -> None:
-    model, text, runs = tiny(family), TEXT[:9], list[mst.Served]()
+    runs = list[mst.Served]()
     for _ in range(2):
-        guess = {"assistant": guessing([text], [runs[0].tokens], 3)} if runs else {}
+        guess = guessing([TEXT[:9]], [runs[0].tokens], 3) if runs else None
         with torch.autocast("cpu", torch.bfloat16):  # layers compute in bf16, tails are fp32
-            runs += served(model, managed(model, **GUESSING), [text], kernels="slots", **guess)
-    plain, guessed = runs
-    assert (plain.tokens, guessed.right > 0) == (guessed.tokens, True)
+            given = managed(tiny(family), **GUESSING), [mst.Prompt(TEXT[:9], most=NEW)]
+            runs += mst.serve(tiny(family), *given, kernels="slots", assistant=guess)
+    plain, other = runs
+    assert (plain.tokens, other.right > 0) == (other.tokens, True)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
 def test_the_kernels_themselves_check_guesses(family: str) -> None:
-    model, text = tiny(family), TEXT[:5]
-    expected = [alone(model, text, {}, 8)]
-    mem = managed(model, **GUESSING, backend="interpreter")
-    (one,) = served(model, mem, [text], 8, assistant=guessing([text], expected, 2), kernels="slots")
-    assert (one.tokens, one.right > 0) == (expected[0], True)
+    at = guessed(tiny(family), 2, [TEXT[:5]], 8, backend="interpreter", kernels="slots")
+    assert at.ends()[0].right > 0
 
 
 def test_a_model_may_decode_on_slots_and_check_guesses_on_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("qwen3_next")
     without = {(model.dtype, model.device): replace(mst.layout(model), tails=())}
     monkeypatch.setitem(reading.KNOWN, model, without)
-    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
-    mem = managed(model, **GUESSING, debug=True)
-    results = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, 2), kernels="slots")
-    assert ([one.tokens for one in results], mem.layout.rows) == (expected, None)
-    assert sum(one.right for one in results) > 0
-    mem.close()
+    at = guessed(model, 2, kernels="slots", debug=True)
+    assert at.mem.layout.rows is None
+    assert sum(one.right for one in at.ends().values()) > 0
 
 
 def test_text_that_repeats_is_looked_up() -> None:
-    model, config = tiny("lfm2"), GenerationConfig(prompt_lookup_num_tokens=4, max_new_tokens=40)
-    (one,) = mst.serve(model, managed(model, **GUESSING), [mst.Prompt(TEXT[:9], config=config)])
-    assert one.tokens == alone(model, TEXT[:9], {}, 40)
-    assert one.right > 0
+    at = Judged("lfm2", **GUESSING)
+    at.ask("a", most=40, config=GenerationConfig(prompt_lookup_num_tokens=4))
+    assert at.ends()["a"].right > 0
 
 
 def test_a_smaller_model_guesses_its_own_greedy_answer_whatever_was_rejected() -> None:
@@ -288,38 +257,26 @@ def test_a_smaller_model_guesses_its_own_greedy_answer_whatever_was_rejected() -
 
 
 def test_a_smaller_model_changes_no_token() -> None:
-    model = tiny("lfm2")
-    results = served(model, managed(model, **GUESSING), PROMPTS, assistant=small())
-    assert [one.tokens for one in results] == [alone(model, text, {}, NEW) for text in PROMPTS]
-    assert all(one.guessed for one in results)
+    assert all(one.guessed for one in guessed(tiny("lfm2"), 0, assistant=small()).ends().values())
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["gathered", "slots"])
 @pytest.mark.parametrize("at", [2, 3, 4])
 def test_a_token_that_ends_text_may_be_guessed(at: int, kernels: Any) -> None:
-    model = tiny("lfm2")
-    answer = alone(model, TEXT[:9], {}, NEW)
-    end = answer[at]
-    mem = managed(model, **GUESSING)
-    config = GenerationConfig(eos_token_id=end, max_new_tokens=NEW)
-    (one,) = mst.serve(
-        model, mem, [mst.Prompt(TEXT[:9], config=config)], assistant=guessing([TEXT[:9]], [answer], 13),
-        kernels=kernels,
-    )  # fmt: skip
-    assert (one.tokens, one.reason) == (answer[: answer.index(end) + 1], "end")
-    mem.audit().raise_if_leaking()
+    server = guessed(tiny("lfm2"), 13, [TEXT[:9]], kernels=kernels)
+    end = server.results()[0].tokens[at]
+    server.ask("ends", config=GenerationConfig(eos_token_id=end), most=NEW)
+    server.ends(ends="end")
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kernels", ["gathered", "slots"])
 @pytest.mark.parametrize("who", ["a processor", "the assistant", "no token", "the model", "the plan"])
 def test_what_raises_ends_its_own_rows_only(who: str, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("lfm2")
-    mem = managed(model, **GUESSING, max_requests=4)
-    texts = [TEXT[:9], TEXT[:9], [11, 12]]
-    expected = [alone(model, text, {}, NEW) for text in texts]
-    guess, verify = guessing(texts, expected, 2), Speculation.verify
+    texts, verify = {"raises": TEXT[:9], "other": [11, 12]}, Speculation.verify
+    answers = [alone(tiny("lfm2"), text, {}, NEW) for text in texts.values()]
+    guess = guessing([*texts.values()], answers, 2)
 
     def assistant(tokens: Sequence[int], most: int) -> list[int]:
         guessed = guess(tokens, most)
@@ -331,27 +288,16 @@ def test_what_raises_ends_its_own_rows_only(who: str, kernels: Any, monkeypatch:
 
     def broken(self: Any, rows: Any, tokens: Any, *rest: Any) -> Any:
         if who in ("the model", "the plan") and list(tokens[0]) != [11, 12] and len(tokens[0]) > 3:
-            call = (mem, "plan") if who == "the plan" else (model, "forward")
+            call = (at.mem, "plan") if who == "the plan" else (at.model, "forward")
             with monkeypatch.context() as patch:
                 patch.setattr(*call, raising(ArithmeticError("mine")))
                 return verify(self, rows, tokens, *rest)
         return verify(self, rows, tokens, *rest)
 
     monkeypatch.setattr(Speculation, "verify", broken)
-    running = mst.Server(model, mem, assistant=assistant, kernels=kernels)
+    at = Judged("lfm2", assistant=assistant, kernels=kernels, max_requests=4, **GUESSING)
     processors = [Raises(11, ArithmeticError("mine"))] if who == "a processor" else []
-    running.submit(mst.Prompt(texts[0], "raises", most=NEW, processors=processors))
-    running.submit(mst.Prompt(texts[2], "other", most=NEW))
-    events, errors = list[Any](), list[Exception]()
-    while running.busy:
-        try:
-            events += running.step()
-        except Exception as error:
-            errors.append(error)
-    assert [type(error) for error in errors][:1] == [ms.InvalidArgument if who == "no token" else ArithmeticError]
-    ended = {one.id: one for one in events if isinstance(one, mst.Served)}
-    if who not in ("the model", "the plan"):
-        assert ended["other"].tokens == expected[2]
-    assert ended["raises"].reason == "failed" and len(ended) == 2
-    mem.audit().raise_if_leaking()
-    assert mem.stats().rows_used == 0
+    for id, text in texts.items():
+        at.ask(id, text=text, most=NEW, processors=processors if id == "raises" else [])
+    assert [type(error) for error in at.rest()][:1] == [ms.InvalidArgument if who == "no token" else ArithmeticError]
+    at.ends(raises="failed", other={"length", "failed"} if who in ("the model", "the plan") else "length")

@@ -149,6 +149,20 @@ def test_an_interrupt_while_events_are_handed_out_loses_none(line: int) -> None:
     at.ends()
 
 
+def test_a_row_whose_end_is_interrupted_gets_no_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Judged()
+    at.ask(*"ab", most=2)
+    at.step()
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(at.mem, "end", interrupted)
+    at.step(raises=KeyboardInterrupt)
+    at.ends(b="failed")
+
+
 def at_the_end(error: BaseException) -> Callable[[Any], None]:
     return lambda event: raising(error)() if isinstance(event, mst.Served) else None
 

@@ -68,9 +68,9 @@ class Case:
 
     def __init__(
         self, host_blocks: int = 20, ranks: int = 1, store: Store | None = None, drop: bool = False,
-        adapter: Callable[[Any], bytes] = lambda request: b"", blocks: int = BLOCKS,
+        adapter: Callable[[Any], bytes] = lambda request: b"", blocks: int = BLOCKS, staging: int = 2**12,
     ) -> None:  # fmt: skip
-        settings = Settings(host_blocks, store_tokens=1)
+        settings = Settings(host_blocks, store_tokens=1, staging_bytes=staging)
         self.side = SchedulerSide(
             settings, host_blocks, ranks, SIZE, lambda request, size: request.hashes, lambda: bytes(32), drop, store,
             AtOnce(), adapter,
@@ -442,7 +442,7 @@ def test_a_chunk_of_8192_tokens_is_saved_whole(monkeypatch: pytest.MonkeyPatch, 
 
     A copy takes `looks` queries of the free room; a step queries twice.
     """
-    case = Case(host_blocks=512, blocks=513)
+    case = Case(host_blocks=512, blocks=513, staging=2**26)
     block = StateLayout((Plane("block", (2 << 20,), torch.uint8),), layers=1)
     _, outward = Settings(1).staged(RecordFormat("kv", block, bytes(32)).nbytes)
     look, leaving = 0, list[tuple[int, int]]()  # query number; (query at which a copy ends, its blocks)

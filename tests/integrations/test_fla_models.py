@@ -224,7 +224,9 @@ def layout_of(model: Any) -> ms.StateLayout:
 
 
 @pytest.mark.filterwarnings("ignore:Triton is not supported", "ignore:According to Bo")  # warnings of fla
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", ["gdn2", *(pytest.param(kind, marks=pytest.mark.proof) for kind in KINDS if kind != "gdn2")]
+)
 def test_a_model_says_on_slots_what_it_says_with_a_cache_of_its_own(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_compiled_model_chooses_the_same_tokens_and_is_not_compiled_at_each_le
     assert graphs.calls - before == 8  # one call per forward, so no graph break
 
 
+@pytest.mark.proof
 def test_launches_on_slots_are_not_traced() -> None:
     """
     Dynamo compiles functions in the first and the second run, but none in the third. The runs are in another process,

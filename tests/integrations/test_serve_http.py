@@ -47,6 +47,15 @@ def calls(arguments: Any, number: int = 0, **other: Any) -> dict[str, Any]:
             **other}  # fmt: skip
 
 
+def rendered(template: str, **body: Any) -> str:
+    """Returns the text of a chat's prompt in a template."""
+    tokenizer = byte_level()
+    tokenizer.chat_template = template
+    (prompt,) = ChatBody.model_validate({"model": NAME, "messages": SAID, **body}).prompts(tokenizer)
+    text: str = tokenizer.decode(prompt.tokens)
+    return text
+
+
 def result(text: str, number: int = 0) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": f"call{number:05}"}
 
@@ -89,6 +98,14 @@ class Here:
                 return [part async for part in parts(reader)]
 
         return asyncio.run(read())
+
+    def joined(self, path: str, number: int, **body: Any) -> list[str]:
+        """Returns the texts of the choices of a streamed answer."""
+        texts = [""] * number
+        for part in self.stream(path, **body):
+            for choice in part["choices"]:
+                texts[choice["index"]] += choice["text"] if path == TEXT else choice["delta"]["content"]
+        return texts
 
     def text(self, tokens: list[int], new: int = NEW) -> str:
         return self.tokenizer.decode(alone(self.model, tokens, {}, new), skip_special_tokens=True)
@@ -159,11 +176,7 @@ def test_samples_have_seeds_and_logprobs(here: Here) -> None:
             first, second = token["top_logprobs"]
             assert first["logprob"] >= second["logprob"]
             assert first["logprob"] >= token["logprob"]
-    streamed = [""] * 3
-    for part in here.stream(CHAT, **body):
-        for choice in part["choices"]:
-            streamed[choice["index"]] += choice["delta"]["content"]
-    assert streamed == texts
+    assert here.joined(CHAT, 3, **body) == texts
 
 
 @pytest.mark.parametrize(
@@ -257,11 +270,7 @@ def test_each_prompt_of_a_list_has_its_choices(here: Here, prompts: Any, n: int)
     assert [choice["text"] for choice in said["choices"]] == expected
     assert said["usage"]["prompt_tokens"] == sum(map(len, tokens))
     assert said["usage"]["completion_tokens"] == 3 * n * NEW
-    streamed = [""] * 3 * n
-    for part in here.stream(TEXT, prompt=prompts, **more):
-        for choice in part["choices"]:
-            streamed[choice["index"]] += choice["text"]
-    assert streamed == expected
+    assert here.joined(TEXT, 3 * n, prompt=prompts, **more) == expected
 
 
 def test_values_that_ask_for_nothing_and_parts_of_text_are_taken(here: Here) -> None:
@@ -279,14 +288,11 @@ def test_values_that_ask_for_nothing_and_parts_of_text_are_taken(here: Here) -> 
 
 
 def test_templates_see_tools_calls_results_and_thoughts(here: Here) -> None:
-    here_too = byte_level()
-    here_too.chat_template = "{{ [messages, tools, enable_thinking] | tojson }}"
     said = [SYSTEM, *SAID, calls('{"path": "a"}', content=None, reasoning_content="I look."), result("text")]
-    body: Any = {"model": NAME, "messages": said, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}}
 
     def seen(**more: Any) -> Any:
-        (prompt,) = ChatBody.model_validate({**body, **more}).prompts(here_too)
-        return json.loads(here_too.decode(prompt.tokens))
+        body = {"messages": said, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}, **more}
+        return json.loads(rendered("{{ [messages, tools, enable_thinking] | tojson }}", **body))
 
     messages, tools, thinking = seen()
     messages[2].pop("thinking")  # Transformers adds thoughts under this name, too
@@ -298,28 +304,23 @@ def test_templates_see_tools_calls_results_and_thoughts(here: Here) -> None:
 
 
 def test_what_clients_add_for_other_servers_changes_no_prompt(here: Here) -> None:
-    mark, seen = {"cache_control": {"type": "ephemeral"}}, byte_level()
-    seen.chat_template = "{{ [messages, tools] | tojson }}"
-    call = calls("{}", content="")
-    own: Any = {"model": NAME, "messages": [*SAID, call], "tools": TOOLS}
+    mark: Any = {"cache_control": {"type": "ephemeral"}}
+    own: Any = {"messages": [*SAID, calls("{}", content="")], "tools": TOOLS}
     marked: Any = json.loads(json.dumps(own)) | {"parallel_tool_calls": False}
     marked["messages"][0] = {"role": "user", "content": [{"type": "text", "text": "went home", **mark}], **mark}
     for one in (marked, marked["messages"][1]["tool_calls"][0], marked["tools"][0], marked["tools"][1]["function"]):
         one |= mark
     marked["messages"][1]["tool_calls"][0] |= {"index": 1}
     marked["messages"][1]["tool_calls"][0]["function"]["arguments"] = ""
-    prompts = [ChatBody.model_validate(body).prompts(seen)[0].tokens for body in (own, marked)]
-    assert prompts[0] == prompts[1]
+    shown = "{{ [messages, tools] | tojson }}"
+    assert rendered(shown, **own) == rendered(shown, **marked)
     assert here.post(CHAT, **marked)[0] == 200
 
 
 def test_switches_of_a_template_reach_it() -> None:
-    seen = byte_level()
-    seen.chat_template = "{{ [reasoning_effort is defined and reasoning_effort, clear_thinking, budget] | tojson }}"
-
     def shown(**given: Any) -> Any:
-        (prompt,) = ChatBody.model_validate({"model": NAME, "messages": SAID, **given}).prompts(seen)
-        return json.loads(seen.decode(prompt.tokens))
+        template = "{{ [reasoning_effort is defined and reasoning_effort, clear_thinking, budget] | tojson }}"
+        return json.loads(rendered(template, **given))
 
     switches = {"clear_thinking": False, "budget": 512}
     assert shown(chat_template_kwargs=switches) == [False, False, 512]
@@ -329,13 +330,11 @@ def test_switches_of_a_template_reach_it() -> None:
 
 
 def test_tools_that_a_template_does_not_show_are_refused(agents: Here) -> None:
-    deaf = byte_level()
-    deaf.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
-    asked = ChatBody.model_validate({"model": NAME, "messages": SAID, "tools": TOOLS})
+    deaf: Any = "{% for one in messages %}{{ one.content }}{% endfor %}"
     with pytest.raises(ms.InvalidArgument, match=r"tools: the template .* shows it none"):
-        asked.prompts(deaf)
-    assert len(asked.model_copy(update={"tool_choice": "none"}).prompts(deaf)) == 1
-    agents.tokenizer.chat_template, own = deaf.chat_template, agents.tokenizer.chat_template
+        rendered(deaf, tools=TOOLS)
+    assert rendered(deaf, tools=TOOLS, tool_choice="none") == "went home"
+    agents.tokenizer.chat_template, own = deaf, agents.tokenizer.chat_template
     try:
         status, said = agents.post(CHAT, messages=SAID, tools=TOOLS)
     finally:
@@ -344,12 +343,9 @@ def test_tools_that_a_template_does_not_show_are_refused(agents: Here) -> None:
 
 
 def test_a_template_that_wants_arguments_as_a_text_gets_them() -> None:
-    adds = byte_level()
     said = "{% for call in one.tool_calls or [] %}{{ ' call ' + call.function.arguments }}{% endfor %}"
-    adds.chat_template = "{% for one in messages %}{{ one.content }}" + said + "{% endfor %}"
-    sent: Any = {"model": NAME, "messages": [*SAID, calls('{"path": "ä"}')]}
-    (prompt,) = ChatBody.model_validate(sent).prompts(adds)
-    assert adds.decode(prompt.tokens) == 'went home call {"path":"ä"}'
+    template = "{% for one in messages %}{{ one.content }}" + said + "{% endfor %}"
+    assert rendered(template, messages=[*SAID, calls('{"path": "ä"}')]) == 'went home call {"path":"ä"}'
 
 
 def test_the_second_user_of_a_system_prompt_hits_it(agents: Here) -> None:
@@ -441,14 +437,8 @@ def test_a_client_that_goes_away_aborts_its_request(here: Here, stream: bool, af
 
 def test_a_slow_reader_holds_up_nobody(here: Here) -> None:
     async def beside() -> tuple[str, str]:
-        body = {
-            "model": NAME,
-            "messages": SAID,
-            "max_tokens": 350,
-            "stream": True,
-            "logprobs": True,
-            "top_logprobs": 20,
-        }
+        body: Any = {"model": NAME, "messages": SAID, "max_tokens": 150, "stream": True}
+        body |= {"logprobs": True, "top_logprobs": 20}
         async with asked(here.port, CHAT, body, buffer=4096) as reader:
             await reader.readline()
             other = await answered(here.port, TEXT, {"model": NAME, "prompt": PROMPT, "max_tokens": NEW})
@@ -457,7 +447,7 @@ def test_a_slow_reader_holds_up_nobody(here: Here) -> None:
         return other[1]["choices"][0]["text"], "".join(said)
 
     other, slow = asyncio.run(beside())
-    assert (other, slow) == (here.text(PROMPT), here.text(here.tokenizer("went home\n").input_ids, 350))
+    assert (other, slow) == (here.text(PROMPT), here.text(here.tokenizer("went home\n").input_ids, 150))
 
 
 def test_sessions_go_on_and_fork(here: Here) -> None:
@@ -475,11 +465,7 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
             "fork='nobody': no such session is open; sessions of other salts",
         ),
         ({"fork": "talk"}, 400, "fork='talk' needs session="),
-        (
-            {"session": "other", "fork": "talk"},
-            400,
-            "session='other' is open: a fork needs a new name; sessions of other",
-        ),
+        ({"session": "other", "fork": "talk"}, 400, "session='other' is open: a fork needs a new name; sessions of"),
     ):
         got, said = here.post(TEXT, prompt=PROMPT, **wrong)
         assert (got, said["error"]["message"][: len(text)]) == (status, text)

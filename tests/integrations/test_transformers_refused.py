@@ -1,6 +1,7 @@
 """Tests refusals of the Transformers adapter: models, kernels, managers and requests that do not fit."""
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,26 +31,6 @@ def test_families_whose_state_is_elsewhere_are_refused_and_on_the_page(family: s
     assert f"| `{family}` | " in (ROOT / "docs" / "transformers.md").read_text()
 
 
-def test_a_model_with_compressors_is_refused_by_name_and_told_where_its_planes_are() -> None:
-    with pytest.raises(
-        ms.ConfigurationError, match=r"^deepseek_v4 keeps the windows .*presets\.from_config has the planes"
-    ):
-        mst.manager(tiny("deepseek_v4"), **FEW)
-
-
-def test_models_without_any_recurrent_state_are_refused_by_name() -> None:
-    with pytest.raises(ms.ConfigurationError, match="no layer left a recurrent state"):
-        mst.layout(small())
-
-
-def test_a_model_that_cannot_decode_on_slots_is_refused_with_the_reason() -> None:
-    model = tiny("mamba2", changes=(("hidden_act", "gelu"),))
-    with pytest.raises(
-        ms.ConfigurationError, match=r"copies of its states .* no kernel does: activation 'gelu': expected one"
-    ):
-        mst.StateCache(model, managed(model), kernels="slots")
-
-
 @pytest.mark.parametrize("function", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
 def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(
     function: str, monkeypatch: pytest.MonkeyPatch
@@ -69,51 +50,49 @@ def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(
         mst.manager(model, slots=2, max_requests=1)
 
 
-PROMPT, FEW = torch.tensor([TEXT[:9]]), {"slots": 4, "max_requests": 2}
+FEW, IDS = {"slots": 4, "max_requests": 2}, torch.tensor([TEXT])
 NO_PAGES = {"pages": None, "prefix": None}
 OTHER = r"the manager has .*: use mst\.manager"
 
 
-@pytest.mark.parametrize(("make", "family", "other", "manager", "settings", "error", "why"), [
-    ("Server", "lfm2", "qwen3_next", {}, {}, ms.LayoutMismatch, OTHER),
-    ("StateCache", "lfm2", "qwen3_next", {}, {}, ms.LayoutMismatch, OTHER),
-    ("StateCache", "zaya", "zaya", {}, {"kernels": "slots"}, ms.ConfigurationError, "because a layer does"),
-    ("StateCache", "lfm2", "lfm2", {}, {"kernels": "other"}, ms.ConfigurationError, "expected one of"),
-    ("Server", "lfm2", "lfm2", NO_PAGES, {}, ms.ConfigurationError, "tokens="),
-    ("StateCache", "lfm2", "lfm2", NO_PAGES, {"prompt": PROMPT}, ms.ConfigurationError, "tokens="),
-    ("Server", "lfm2", "lfm2", {}, {"chunk": 0}, ms.InvalidArgument, "chunk 0"),
-    ("Server", "lfm2", "lfm2", {}, {"tokenizer": "gpt2"}, ms.InvalidArgument, r"'gpt2': .*\(tokenizer_object="),
-    ("Server", "lfm2", "lfm2", SPECULATING, {"assistant": 5}, ms.ConfigurationError, "a model, or a function"),
+def made(make: Any, of: Any, manager: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """Makes a cache or a server with a manager of its own."""
+    return make(of, managed(of, **(manager or {})), **settings)
+
+
+def elsewhere(make: Any, of: Any) -> Any:
+    """Makes a cache or a server with the manager of another model."""
+    return make(of, managed(tiny("qwen3_next")))
+
+
+@pytest.mark.parametrize(("make", "error", "why"), [
+    (lambda: mst.manager(tiny("deepseek_v4"), **FEW), ms.ConfigurationError,
+     r"^deepseek_v4 keeps the windows .*presets\.from_config has the planes"),
+    (lambda: mst.layout(small()), ms.ConfigurationError, "no layer left a recurrent state"),
+    (lambda: made(mst.StateCache, tiny("mamba2", changes=(("hidden_act", "gelu"),)), kernels="slots"),
+     ms.ConfigurationError, r"copies of its states .* no kernel does: activation 'gelu': expected one"),
+    (lambda: elsewhere(mst.Server, tiny("lfm2")), ms.LayoutMismatch, OTHER),
+    (lambda: elsewhere(mst.StateCache, tiny("lfm2")), ms.LayoutMismatch, OTHER),
+    (lambda: elsewhere(mst.Server, tiny("qwen3_next", dtype=torch.bfloat16)), ms.LayoutMismatch, OTHER),
+    (lambda: elsewhere(mst.Server, own_model()), ms.LayoutMismatch, OTHER),
+    (lambda: made(mst.StateCache, tiny("zaya"), kernels="slots"), ms.ConfigurationError, "because a layer does"),
+    (lambda: made(mst.StateCache, tiny("lfm2"), kernels="other"), ms.ConfigurationError, "expected one of"),
+    (lambda: made(mst.StateCache, tiny("lfm2"), NO_PAGES, prompt=IDS), ms.ConfigurationError, "tokens="),
+    (lambda: made(mst.Server, tiny("lfm2"), NO_PAGES), ms.ConfigurationError, "tokens="),
+    (lambda: made(mst.Server, tiny("lfm2"), chunk=0), ms.InvalidArgument, "chunk 0"),
+    (lambda: made(mst.Server, tiny("lfm2"), tokenizer="gpt2"), ms.InvalidArgument, r"'gpt2': .*\(tokenizer_object="),
+    (lambda: made(mst.Server, tiny("lfm2"), SPECULATING, assistant=5), ms.ConfigurationError, "a model, or a function"),
+    (lambda: made(mst.Server, tiny("lfm2"), assistant=small()), ms.ConfigurationError, r"Forward\(tail=16\)"),
+    (lambda: made(mst.Server, tiny("lfm2"), SPECULATING, assistant=small(98)), ms.ConfigurationError,
+     "98 tokens, and the model one of 97"),
+    (lambda: made(mst.Server, tiny("lfm2"), SPECULATING, assistant=tiny("lfm2")), ms.ConfigurationError,
+     "cannot forget rejected tokens"),
+    (lambda: mst.manager(tiny("lfm2"), **FEW, tokens=64, pages=ms.Pages(size=16, count=8, per_row=4)),
+     ms.ConfigurationError, r"tokens=64 and pages=Pages\(.*: give one"),
 ])  # fmt: skip
-def test_what_does_not_fit_a_model_is_refused(
-    make: str, family: str, other: str, manager: dict[str, Any], settings: dict[str, Any], error: Any, why: str
-) -> None:
-    mem = managed(tiny(other), **manager)
+def test_what_does_not_fit_a_model_is_refused(make: Callable[[], object], error: Any, why: str) -> None:
     with pytest.raises(error, match=why):
-        getattr(mst, make)(tiny(family), mem, **settings)
-
-
-def test_a_model_of_another_dtype_or_of_ones_own_is_refused() -> None:
-    mem = managed(tiny("qwen3_next"))
-    for model in (tiny("qwen3_next", dtype=torch.bfloat16), own_model()):
-        with pytest.raises(ms.LayoutMismatch, match=OTHER):
-            mst.Server(model, mem)
-
-
-def test_an_assistant_that_cannot_draft_is_refused() -> None:
-    model = tiny("qwen3_next")
-    for mem, assistant, why in (
-        (managed(model), small(), r"Forward\(tail=16\)"),
-        (managed(model, **SPECULATING), small(98), "98 tokens, and the model one of 97"),
-        (managed(model, **SPECULATING), model, "cannot forget rejected tokens"),
-    ):
-        with pytest.raises(ms.ConfigurationError, match=why):
-            mst.Server(model, mem, assistant=assistant)
-
-
-def test_tokens_and_pages_contradict_each_other() -> None:
-    with pytest.raises(ms.ConfigurationError, match=r"tokens=64 and pages=Pages\(.*: give one"):
-        mst.manager(tiny("lfm2"), **FEW, tokens=64, pages=ms.Pages(size=16, count=8, per_row=4))
+        make()
 
 
 def test_managers_that_fit_are_taken() -> None:

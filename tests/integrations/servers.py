@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -203,7 +204,7 @@ class Judged:
     def _judge(self, one: Asked, reasons: set[str]) -> None:
         results = sorted(one.results, key=lambda result: result.sample)
         numbers = [result.sample for result in results]
-        assert numbers == [] if one.deaf else [*range(one.samples)], f"{one.prompt.id!r} has results of {numbers}"
+        assert numbers == ([] if one.deaf else [*range(one.samples)]), f"{one.prompt.id!r} has results of {numbers}"
         for number in range(one.samples):
             mine = [event for event in one.events if event.sample == number]
             told = [event for event in mine if isinstance(event, mst.Token)]
@@ -321,6 +322,16 @@ class Crowd:
                     at.step()
             number += 1
             assert number < 400
+
+
+def run(*works: Callable[[], object], here: Callable[[], object] = lambda: None) -> None:
+    """Runs each of `works` in its own thread and `here` in this thread; raises the first exception of a thread."""
+    threads = ThreadPoolExecutor(len(works))
+    jobs = [threads.submit(work) for work in works]
+    here()
+    for job in jobs:
+        job.result(WAITS)
+    threads.shutdown()
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:

@@ -1,7 +1,6 @@
 """Tests `mst.chat`: for each template, the lengths at which later prompts part, and the hits at these lengths."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -10,12 +9,12 @@ import pytest
 import memstate as ms
 from tests.support.chats import TEMPLATES, TOOLS, Message, Turn, agent, chat
 from tests.support.tiny_models import tiny
-from tests.support.tiny_served import managed
 from tests.support.tiny_tokenizers import byte_level
 
 pytest.importorskip("transformers")
 
 import memstate.integrations.transformers as mst
+from tests.integrations.servers import Judged
 
 PAGE = 16
 SYSTEM = {"role": "system", "content": "You are a helpful assistant, and you answer in two sentences."}
@@ -207,8 +206,8 @@ def test_messages_may_be_read_once_alone() -> None:
     assert (once.tokens, once.snapshot_at) == (expected.tokens, expected.snapshot_at)
 
 
-class Served:
-    """A tiny model with a manager, and a tokenizer of bytes.
+class Served(Judged):
+    """A server of a tiny model, and a tokenizer of bytes.
 
     Args:
         name: name of the chat template.
@@ -216,18 +215,17 @@ class Served:
     """
 
     def __init__(self, name: str, session: bool = False) -> None:
-        self.tokenizer, self.model = Asked(TEMPLATES[name]), tiny("qwen3_next", changes=(("vocab_size", 300),))
-        pages = ms.Pages(size=PAGE, count=400, per_row=100)
-        self.mem = managed(self.model, slots=64, pages=pages, tracking=ms.Redirect(every=256))
-        self.session = self.mem.sessions.open("talk") if session else None
+        pages, model = ms.Pages(size=PAGE, count=400, per_row=100), tiny("qwen3_next", changes=(("vocab_size", 300),))
+        super().__init__(model=model, slots=64, pages=pages, tracking=ms.Redirect(every=256), prefix=ms.Prefix())
+        self.chats, self.session = Asked(TEMPLATES[name]), self.mem.sessions.open("talk") if session else None
 
     def prompt(self, messages: list[Message], **template: Any) -> mst.Prompt:
-        return replace(mst.chat(self.tokenizer, messages, **template), most=4, session=self.session)
+        return mst.chat(self.chats, messages, **template)
 
     def cached(self, prompt: mst.Prompt) -> int:
-        (answer,) = mst.serve(self.model, self.mem, [prompt])
-        assert answer.error == ""
-        return answer.cached
+        id = len(self.asked)
+        self.ask(id, text=prompt.tokens, most=4, session=self.session, snapshot_at=prompt.snapshot_at)
+        return self.results()[id].cached
 
 
 @pytest.mark.parametrize("session", [False, True])

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 from functools import partial
-from threading import Thread, current_thread
+from threading import current_thread
 from typing import Any
 
 import pytest
@@ -15,36 +15,24 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
-from tests.integrations.servers import WAITS, Asked, Judged, ignore
+from tests.integrations.servers import WAITS, Asked, Judged, ignore, run
 
 TEXTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
 LONG = 40  # tokens of an answer whose reader leaves before the end
 TWO = GenerationConfig(do_sample=True, num_return_sequences=2)
 
 
-def test_streams_of_one_name_get_their_own_tokens() -> None:
-    at = Judged()
+def test_streams_of_one_name_in_two_loops_and_a_thread_get_their_own_tokens() -> None:
+    at = Judged(prefix=ms.Prefix())
 
     async def together() -> list[Asked]:
         ids = ["same"] * 4 + [None] * 4
         return await asyncio.gather(*(at.stream(id, text=TEXTS[n % 4]) for n, id in enumerate(ids)))
 
     with at.driven():
-        streams = asyncio.run(together())
+        run(*[lambda: asyncio.run(together())] * 2, lambda: at.ask("thread", text=TEXTS[2], to=ignore))
     at.ends()
-    assert len({one.events[0].id for one in streams}) == 5
-
-
-def test_two_loops_and_a_thread_are_served_at_once() -> None:
-    at = Judged(prefix=ms.Prefix())
-    with at.driven():
-        loops = [Thread(target=lambda n=n: asyncio.run(at.stream(n, text=TEXTS[n]))) for n in range(2)]
-        for loop in loops:
-            loop.start()
-        at.ask("thread", text=TEXTS[2], to=ignore)
-        for loop in loops:
-            loop.join(WAITS)
-    assert len(at.ends()) == 3
+    assert len({one.events[0].id for one in at.asked}) == 10
 
 
 @pytest.mark.parametrize("how", ["break", "cancel", "loop"])
@@ -187,29 +175,14 @@ def test_two_servers_of_a_manager_step_in_turn_in_any_thread() -> None:
             at.ask(number, text=text)
             at.rest()
 
-    threads = [Thread(target=drive, args=given) for given in zip(servers, TEXTS, strict=False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAITS)
+    run(*(partial(drive, *given) for given in zip(servers, TEXTS, strict=False)))
     for at in servers:
         assert len(at.ends()) == 4
 
 
 def test_a_manager_in_debug_mode_is_made_where_it_is_driven() -> None:
-    at = Judged(debug=True)
+    at, why = Judged(debug=True), "a manager is driven by one thread: make it in the thread that drives it"
     at.ask("a", to=ignore)
-    refused = list[str]()
-
-    def drive() -> None:
-        try:
-            at.server.run()
-        except ms.MemstateError as error:
-            refused.append(str(error))
-
-    thread = Thread(target=drive)
-    thread.start()
-    thread.join(WAITS)
-    error = at.ends(a="failed")["a"].error
-    assert len(refused) == 1 and refused[0] in error
-    assert "debug=True: a manager is driven by one thread: make it in the thread that drives it" in error
+    with pytest.raises(ms.MemstateError, match=f"debug=True: {why}") as refused:
+        run(at.server.run)
+    assert str(refused.value) in at.ends(a="failed")["a"].error

@@ -1,8 +1,7 @@
 """Tests a server that several threads use, and code that its steps call: each request gets one right answer."""
 
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
-from tests.integrations.servers import WAITS, Crowd, Judged, hooked, ignore, raising
+from tests.integrations.servers import Crowd, Judged, hooked, ignore, raising, run
 
 OTHER, TWO = TEXT[5:16], GenerationConfig(do_sample=True, top_k=1, num_return_sequences=2)
 
@@ -33,16 +32,6 @@ def eager() -> Iterator[None]:
 
 def stored(folder: Path) -> ms.Tiers:
     return ms.Tiers("tiny", host_slots=16, store=ms.FileStore(str(folder)), prefetch=ms.Prefetch(threshold=4))
-
-
-def run(*works: Callable[[], object], here: Callable[[], object] = lambda: None) -> None:
-    """Runs each of `works` in its own thread and `here` in this thread; raises the first exception of a thread."""
-    threads = ThreadPoolExecutor(len(works))
-    jobs = [threads.submit(work) for work in works]
-    here()
-    for job in jobs:
-        job.result(WAITS)
-    threads.shutdown()
 
 
 def turns(at: Judged, number: int) -> list[list[int]]:

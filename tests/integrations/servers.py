@@ -1,14 +1,12 @@
 """Serves requests over tiny models, and judges each one by what its prompt gives alone, with the model's own cache."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, nullcontext, suppress
+from contextlib import aclosing, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 from threading import Condition, Thread
-from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -366,40 +364,3 @@ class Raises(LogitsProcessor):
         input_ids.zero_()
         scores.zero_()
         return scored
-
-
-class Interrupt:
-    """A tracer that raises KeyboardInterrupt before a line of some files.
-
-    Args:
-        line: number of executed lines of these files before the interrupt.
-        files: how the paths of the files begin.
-
-    Attributes:
-        where: the interrupted line; "" before the interrupt.
-    """
-
-    def __init__(self, line: int, files: str) -> None:
-        self.left, self.files, self.where = line, files, ""
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self.line if not self.where and frame.f_code.co_filename.startswith(self.files) else None
-
-    def line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line" and not self.where:
-            self.left -= 1
-            if self.left < 0:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise KeyboardInterrupt("injected")
-        return self.line
-
-    @contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Traces the block; the interrupt ends the block and goes no further."""
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            with suppress(KeyboardInterrupt):
-                yield
-        finally:
-            sys.settrace(before)

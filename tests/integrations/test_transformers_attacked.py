@@ -18,7 +18,8 @@ from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged
-from tests.integrations.servers import SPECULATING, Crowd, Interrupt, Judged, hooked, ignore, raising
+from tests.integrations.servers import SPECULATING, Crowd, Judged, hooked, ignore, raising
+from tests.proof.injection.points import Tracer
 
 PROMPT = TEXT[:9]
 CODE = str(Path(mst.__file__).parent)
@@ -131,22 +132,24 @@ def test_rows_that_the_manager_ended_stop_neither_abort_nor_close_nor_others(kee
         at.ask("sixth")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor, it is ignored
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(40))
 def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(part: int) -> None:
     random, guessed = Random(part), GenerationConfig(prompt_lookup_num_tokens=3)
     sampled = GenerationConfig(do_sample=True, num_return_sequences=2)
-    for line in (random.randrange(400), random.randrange(4000)):
-        speculates, kernels = line % 2 == 0, ("slots", "auto")[line // 2 % 2]
-        at, tracer = Judged(chunk=6, kernels=kernels, **SPECULATING if speculates else {}), Interrupt(line, CODE)
+    for point in (random.randrange(1, 800), random.randrange(1, 8000)):
+        speculates, kernels = point % 2 == 0, ("slots", "auto")[point // 2 % 2]
+        at = Judged(chunk=6, kernels=kernels, **SPECULATING if speculates else {})
+        tracer = Tracer(point, KeyboardInterrupt(), CODE)
         for id, text in enumerate((TEXT[:3] * 3, PROMPT, PROMPT)):
             at.ask(id, text=text, config=guessed if speculates else None)
         at.ask("sampled", text=TEXT[:6], config=sampled, seed=3)
         for _ in range(60):
-            with tracer.tracing():
-                at.step()
+            with suppress(KeyboardInterrupt):
+                tracer.run(at.step)
         at.server.close()
-        assert at.ends(others={"length", "failed"}), tracer.where
+        assert at.ends(others={"length", "failed"}), tracer.place
 
 
 @pytest.mark.sample(1)

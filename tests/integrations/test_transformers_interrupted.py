@@ -4,6 +4,7 @@ The open step is settled, and the manager serves on. The layers show the states 
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.between import Between
 from memstate.integrations.transformers.held import Held
 from memstate.integrations.transformers.probe import cache_argument, own_cache
-from tests.integrations.servers import Interrupt, Judged, hooked, raising
+from tests.integrations.servers import Judged, hooked, raising
+from tests.proof.injection.points import Tracer
 
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 3}
 ROOM = {"slots": 16, "max_requests": 6}
@@ -65,6 +67,7 @@ def test_an_interrupt_in_a_forward_leaves_no_step_unsettled(interrupt: Any, how:
             model(input_ids=IDS[:, :1], past_key_values=cache)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor, it is ignored
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 2}, {"prompt": IDS}], ids=["plain", "beams", "prompt"])
@@ -73,22 +76,26 @@ def test_an_interrupt_at_any_line_leaves_nothing(settings: dict[str, Any], part:
 
     `tests/proof` interrupts the manager's.
     """
-    model, line = tiny("lfm2"), 11 * part
+    model, mem, point = tiny("lfm2"), managed(tiny("lfm2"), **ROOM), 1 + 20 * part
     prompt, given = settings.get("prompt"), {**QUIET, **{k: v for k, v in settings.items() if k != "prompt"}}
     expected = model.generate(IDS, **QUIET)
-    while True:
-        mem, interrupt = managed(model, **ROOM), Interrupt(line, FOLDER)
-        with interrupt.tracing(), mst.StateCache(model, mem, prompt=prompt) as cache:
+
+    def generates() -> None:
+        with mst.StateCache(model, mem, prompt=prompt) as cache:
             model.generate(IDS, past_key_values=cache, **given)
-        if not interrupt.where:
+
+    while True:
+        mem, tracer = managed(model, **ROOM), Tracer(point, KeyboardInterrupt(), FOLDER)
+        with suppress(KeyboardInterrupt):
+            tracer.run(generates)
+        if not tracer.place:
             return
-        cache = None
         try:
             require_served(model, mem, expected)
         except Exception as error:
-            error.add_note(f"interrupted at line {line}, {interrupt.where}")
+            error.add_note(f"interrupted at point {point}, {tracer.place}")
             raise
-        line += 88
+        point += 160
 
 
 def test_a_step_that_could_not_be_settled_is_not_forgotten() -> None:

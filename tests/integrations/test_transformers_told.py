@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import steps
-from tests.integrations.servers import Interrupt, Judged, Raises, hooked, ignore, raising
+from tests.integrations.servers import Judged, Raises, hooked, ignore, raising
+from tests.proof.injection.points import Tracer
 
 TWO = GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=6)
 
@@ -130,23 +132,16 @@ def test_a_server_that_is_driven_goes_on_however_many_forwards_fail(caplog: pyte
     assert "in a forward" in caplog.text
 
 
-@pytest.mark.parametrize("line", range(12))
-def test_an_interrupt_while_events_are_handed_out_loses_none(line: int) -> None:
-    at, tracer = Judged(), Interrupt(line, steps.__file__)
+@pytest.mark.parametrize("point", range(1, 24))
+def test_an_interrupt_while_events_are_handed_out_loses_none(point: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, tracer = Judged(), Tracer(point, KeyboardInterrupt(), steps.__file__)
     at.ask(*"abc", most=2)
     at.step()
-    deliver = at.server._steps.deliver
-
-    def traced() -> int:
-        with tracer.tracing():
-            return deliver()
-        raise KeyboardInterrupt
-
-    at.server._steps.deliver = traced  # type: ignore[method-assign]
+    monkeypatch.setattr(at.server._steps, "deliver", partial(tracer.run, at.server._steps.deliver))
     with suppress(KeyboardInterrupt):
         at.step()
-    assert tracer.where
     at.ends()
+    assert tracer.place
 
 
 def test_a_row_whose_end_is_interrupted_gets_no_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

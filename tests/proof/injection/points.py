@@ -12,21 +12,17 @@ FOLDER = str(Path(memstate.__file__).parent)
 HOST = ("dispatch.py", "rules.py")  # files of kernels/ that always run on the host
 
 
-def _traced(path: str) -> bool:
-    inside = path.startswith(FOLDER)
-    return inside and ("/kernels/" not in path or path.endswith(HOST))
-
-
 class Tracer:
     """Counts the points of a call: of each function of memstate that it runs, the entry, every line and the return.
 
     Args:
         at: number of the point at which to raise, from 1; 0: only count.
         error: the exception to raise.
+        within: how the paths of the files begin whose functions count.
     """
 
-    def __init__(self, at: int = 0, error: BaseException | None = None) -> None:
-        self.at, self.error, self.count, self.place = at, error, 0, ""
+    def __init__(self, at: int = 0, error: BaseException | None = None, within: str = FOLDER) -> None:
+        self.at, self.error, self.within, self.count, self.place = at, error, within, 0, ""
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Runs a call, and returns its answer."""
@@ -38,7 +34,8 @@ class Tracer:
             sys.settrace(before)
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not _traced(frame.f_code.co_filename):
+        path = frame.f_code.co_filename
+        if not path.startswith(self.within) or ("/kernels/" in path and not path.endswith(HOST)):
             return None
         self._point(frame, event)
         return self._trace

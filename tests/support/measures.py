@@ -106,17 +106,16 @@ def room(path: Path) -> str:
     return "/".join(parts[:2]) if parts[0] == "integrations" else parts[0]
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
+def imported(tree: ast.AST) -> Iterator[str]:
     """Yields the dotted names that a module imports. Imports under TYPE_CHECKING do not count."""
-    unread = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    skipped = {id(below) for node in unread for child in node.body for below in ast.walk(child)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    unread = tree.body if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING" else []
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name for alias in node.names if node not in unread)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node not in unread)
+        elif not isinstance(node, ast.expr) and node not in unread:
+            yield from imported(node)
 
 
 def _module(path: Path) -> str:

@@ -3,6 +3,7 @@
 The commands and the words of their lines are in refusals.txt.
 """
 
+import os
 import re
 import shlex
 import sys
@@ -27,6 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     form.write(folder / "talks.jsonl", [one for one in make("chat", 60, 1) if len(one.hash_ids) <= 30])
     (folder / "link.jsonl").symlink_to("talks.jsonl")
     (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
     (folder / "own.json").write_text('{"model_type": "own"}')
     for name in ("owners.json", "owners.html"):
         busy().save(folder / name)

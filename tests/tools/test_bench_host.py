@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,11 +23,6 @@ STEP = {"plan", "settle", "decode"}
 ONLINE = {"step", "states"}
 DRAFTS = {"plan", "accept", "verify", "states"}
 IDLE = {"prefix cache", "sessions", "tiers"}
-
-
-def missing() -> None:
-    """Raises the ImportError that `load` raises if SGLang is not installed."""
-    raise ImportError("it is not installed")
 
 
 def toy(peer: str | None = None, case: str = "") -> BenchResult:
@@ -170,7 +166,7 @@ def test_tiers_that_are_used_move_states_and_ask_their_store() -> None:
 
 @on_cpu
 def test_without_the_peer_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(host_peer, "load", missing)
+    monkeypatch.setattr(host_peer, "load", Mock(side_effect=ImportError("it is not installed")))
     monkeypatch.setattr(host, "KINDS", {"ping-pong": PingPong})
     outcome = toy()
     assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None, "plain-step"}

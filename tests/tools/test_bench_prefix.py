@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -135,10 +136,7 @@ def test_a_peer_that_fails_takes_nothing_from_the_others(
 def test_a_peer_that_is_not_there_is_told_in_one_line(
     small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def load() -> None:
-        raise ImportError("it is not installed")
-
-    monkeypatch.setattr(radix_peer, "load", load)
+    monkeypatch.setattr(radix_peer, "load", Mock(side_effect=ImportError("it is not installed")))
     outcome = toy()
     assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None}
     assert capsys.readouterr().err == "prefix: measured without sglang: it is not installed\n"

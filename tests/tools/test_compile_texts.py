@@ -12,7 +12,6 @@ from memstate_tools.compile.accesses import accesses, plane_accesses
 from memstate_tools.compile.chains import dependent_loads
 from memstate_tools.compile.instructions import bytes_in_flight, of_a_token, of_two_loops
 
-ASM = "tail call void asm sideeffect"
 SAMPLES = [block.split("\n", 1) for block in Path(__file__).with_name("compiled_texts.txt").read_text().split("\n== ")]
 
 
@@ -34,16 +33,9 @@ def test_addresses_are_followed(bits: str, body: str) -> None:
     assert [access.bits for access in moves] == [int(each) for each in bits.split()]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "call void @llvm.memcpy.p1.p1.i64(ptr addrspace(1) %0, ptr addrspace(1) %1, i64 %2, i1 false)",
-        "call void @llvm.amdgcn.raw.ptr.buffer.load.lds(ptr addrspace(8) %0, ptr addrspace(3) %1, i32 4)",
-        f'{ASM} "cp.async.bulk.shared.global [ $0 ], [ $1 ], $2;", "r,l,r"(ptr addrspace(3) %2, ptr addrspace(1) %0)',
-    ],
-)
-def test_what_does_not_say_its_width_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="cannot tell what"):
+@pytest.mark.parametrize(("says", "line"), samples("no width"))
+def test_what_does_not_say_its_width_is_refused(says: str, line: str) -> None:
+    with pytest.raises(ValueError, match=says):
         accesses(kernel(line), ["plane"])
 
 

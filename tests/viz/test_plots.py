@@ -49,23 +49,6 @@ def test_lines_can_be_logarithmic_and_below_zero() -> None:
     assert viz.lines({"a": {1: -2.0, 2: 3.0}}, "n", "gain").axes[0].get_ylim()[0] == -2
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: viz.stacked({"a": {"x": -1}}, "m"), "a, x is -1, expected a number from 0 on"),
-        (lambda: viz.lines({"a": {}}, "n", "m"), "expected a dict of groups, each a dict of values by name"),
-        (lambda: viz.lines({"a": {0: 1.0}}, "n", "m"), "a at 0, expected a whole number from 1 on"),
-        (lambda: viz.lines({"a": {1: math.inf}}, "n", "m"), "a at 1 is inf, expected a number"),
-        (lambda: viz.lines({"a": {1: 0.0}}, "n", "m", log=True), "a at 1 is 0.0, expected a number above 0"),
-        (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits=[1]), r"limits: \[1\], expected a dict"),
-        (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits={"b": "1"}), "limits: b is '1', expected a number"),
-    ],
-)
-def test_bad_numbers_are_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        call()
-
-
 # -- layouts side by side -------------------------------------------------------------------------
 
 
@@ -132,8 +115,15 @@ def test_layouts_stand_side_by_side_in_one_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("call", "message"),
     [
+        (lambda: viz.stacked({"a": {"x": -1}}, "m"), "a, x is -1, expected a number from 0 on"),
+        (lambda: viz.lines({"a": {}}, "n", "m"), "expected a dict of groups, each a dict of values by name"),
+        (lambda: viz.lines({"a": {0: 1.0}}, "n", "m"), "a at 0, expected a whole number from 1 on"),
+        (lambda: viz.lines({"a": {1: math.inf}}, "n", "m"), "a at 1 is inf, expected a number"),
+        (lambda: viz.lines({"a": {1: 0.0}}, "n", "m", log=True), "a at 1 is 0.0, expected a number above 0"),
+        (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits=[1]), r"limits: \[1\], expected a dict"),
+        (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits={"b": "1"}), "limits: b is '1', expected a number"),
         (lambda: viz.compare_layouts({}), "no layout"),
         (
             lambda: viz.compare_layouts({"a": ODD}, {"b": ODD}),
@@ -144,6 +134,6 @@ def test_layouts_stand_side_by_side_in_one_table() -> None:
         (lambda: viz.compare_layouts({"a": ODD}, memory=["80"]), "memory='80': a number without a unit"),
     ],
 )
-def test_wrong_questions_are_refused(ask, message: str) -> None:
+def test_bad_input_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        ask()
+        call()

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -83,35 +84,96 @@ def test_no_graph_is_built(backend: Backend, generator: torch.Generator, op: str
 # -- tensors of decode steps -------------------------------------------------------------------------------------------
 
 
-def test_settings_that_cannot_be_meant_are_named(backend: Backend, generator: torch.Generator) -> None:
-    settings = {"conv_step": [("activation", "relu")], "selective_step": [("softplus", "no"), ("softplus", None)]}
-    settings["gated_delta_step"] = [("scale", "2"), ("scale", torch.ones(())), ("scale", 10**400), ("scale", math.nan)]
-    for op, wrong in settings.items():
-        for name, value in wrong:
-            refused(build(op, backend, generator), backend, rf"^{name}\b", **{name: value})
+def gapped(case: Case, axis: int) -> dict[str, Any]:
+    """Returns a state of one slot, whose elements have gaps along an axis."""
+    state = case.memory.state
+    strides = [stride * (2 if at == axis else 1) for at, stride in enumerate(state.stride())]
+    return {"state": state.new_zeros(2 * state[0].numel()).as_strided((1, *state.shape[1:]), strides)}
 
 
-@pytest.mark.parametrize(
-    ("kind", "dims", "name"),
-    [
-        ("gdn", (2, 1, 4, 0), "value"),
-        ("gdn", (2, 1, 0, 4), "key"),
-        ("gdn", (0, 1, 4, 4), "head"),
-        ("mamba2", (2, 1, 4, 0), "state"),
-        ("mamba2", (2, 1, 0, 4), "dim"),
-        ("mamba2", (0, 1, 4, 4), "head"),
-        ("conv", None, "channel"),
-    ],
-)
-def test_sizes_of_nothing_are_named(
-    backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, ...] | None, name: str
-) -> None:
-    case = made(kind, backend, generator, rows=TWO, tokens=2, **({"dims": dims} if dims else {}))
+def narrow(case: Case) -> dict[str, Any]:
+    """Returns the arguments of a convolution of no channel."""
     given = case.arguments()
-    if kind == "conv":
-        given |= {at: given[at][..., :0] for at in ("x", "bias", "state")} | {"weight": given["weight"][:0]}
-    with pytest.raises(ValueError, match=rf"^{name}: expected a size of at least 1, got 0"):
-        getattr(backend, case.op)(**given)
+    return {name: given[name][..., :0] for name in ("x", "bias", "state")} | {"weight": given["weight"][:0]}
+
+
+def shifted(x: Tensor) -> Tensor:
+    """Returns a tensor of the shape of x that begins off an access of 16 bytes."""
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape)
+
+
+def many(case: Case, *batch: int) -> dict[str, Any]:
+    """Returns inputs that repeat one token by strides of 0."""
+    return {name: x[:1, :1].expand(*batch, *x.shape[2:]) for name, x in case.inputs.items()}
+
+
+def beside(name: str, value: Callable[[Tensor], Any]) -> tuple[Callable[[Case], dict[str, Any]], str]:
+    """Returns a change that gives an argument beside `a` and `b`. value: computes it from a tensor of betas."""
+    change = lambda case: {name: value(torch.ones_like(case.inputs["decay"][..., 0]))}  # noqa: E731
+    return change, "^a, b: expected beta=None beside them, and no a_log"
+
+
+def said(**changed: Any) -> Callable[[Case], dict[str, Any]]:
+    return lambda _: changed
+
+
+Change = Callable[[Case], dict[str, Any]]
+ONE = {"rows": [Row(1, 1, tokens=2)], "dims": (1, 1, 1, 1)}
+OF_WHOLE_BYTES = r"^state\.\w+: expected slots and heads that begin at multiples of 16"
+# kind of step, its settings, the arguments that change, and what the error says
+MEANINGLESS: list[tuple[str, dict[str, Any], Change, str]] = [
+    ("conv", {"channels": 12}, lambda case: gapped(case, 1), r"^state: .*\(48, 24, 1\)"),
+    ("conv", {"channels": 12}, lambda case: gapped(case, 2), r"^state: .*\(48, 12, 2\)"),
+    ("conv, channel major", {"channels": 12}, lambda case: gapped(case, 1), r"^state: .*\(48, 2, 3\)"),
+    ("conv, channel major", {"channels": 12}, lambda case: gapped(case, 2), r"^state: .*\(48, 1, 6\)"),
+    ("conv", {}, narrow, "^channel: expected a size of at least 1, got 0"),
+    *((kind, {"dims": dims}, said(), f"^{name}: expected a size of at least 1, got 0") for kind, dims, name in (
+        ("gdn", (2, 1, 4, 0), "value"), ("gdn", (2, 1, 0, 4), "key"), ("gdn", (0, 1, 4, 4), "head"),
+        ("mamba2", (2, 1, 4, 0), "state"), ("mamba2", (2, 1, 0, 4), "dim"), ("mamba2", (0, 1, 4, 4), "head"),
+    )),
+    ("conv", {}, said(activation="relu"), r"^activation\b"),
+    *(("mamba2", {}, said(softplus=value), r"^softplus\b") for value in ("no", None)),
+    *(("gdn", {}, said(scale=value), r"^scale\b") for value in ("2", torch.ones(()), 10**400, math.nan)),
+    ("gdn", {}, lambda case: {"out": shifted(case.inputs["v"])}, r"\bout\b"),
+    *(("rwkv7", {}, said(**given), told) for given, told in (
+        ({"a": None}, "^a: expected a tensor, got NoneType"), ({"b": None}, "^b: expected a tensor, got NoneType"),
+        ({"a": None, "b": None}, "^beta: expected a tensor, got NoneType"),
+    )),
+    ("rwkv7", {}, lambda case: {"b": case.inputs["b"][..., :-1]}, "^b: expected `batch token key_head key` ="),
+    ("rwkv7", {}, lambda case: {"a": case.inputs["a"].double()}, "^a: expected one of"),
+    *(("rwkv7", {}, *beside(name, value)) for name, value in (
+        ("beta", lambda beta: beta), ("a_log", lambda beta: beta[0, 0]),
+        ("sigmoid", lambda _: True), ("normalize", lambda _: True),
+    )),
+    *((kind, {"gates": True}, change, told) for kind in ("gdn", "kda") for change, told in (
+        (said(sigmoid=1), r"\bsigmoid\b"), (said(normalize=None), r"\bnormalize\b"),
+        (lambda case: {"a_log": case.shared["a_log"].long()}, r"\ba_log\b"),
+        (said(a_log=None), "^dt_bias: expected None without a_log"),
+    )),
+    ("gdn", {"gates": True}, said(dt_bias=torch.zeros(2, 16)), r"\bdt_bias\b"),
+    ("kda", {"gates": True}, said(dt_bias=torch.zeros(2)), r"\bdt_bias\b"),
+    ("kda", {"gates": True}, lambda case: {"dt_bias": shifted(case.shared["dt_bias"])}, r"\bdt_bias\b"),
+    # the number of tokens is refused before their strides, and padding counts, too
+    ("gdn", {"dims": (1, 1, 8, 8)}, lambda case: many(case, 2**15, 2**16),
+     r"^v: expected fewer than 2\*\*31 tokens in a batch, got 32768 x 65536"),
+    ("mamba2", ONE, lambda case: many(case, 1, 2**31), r"^x: .*fewer than 2\*\*31 tokens"),
+    ("mamba2", ONE, lambda case: many(case, 1, 2**31 - 1), "^x: .*strides"),
+    # `a` has a decay per channel, and lies in memory as `head dim state`
+    ("mamba1", {"state_dim": True}, said(),
+     r"^state: expected `slot head dim state` .*, got `slot head state dim`: .*a of"),
+    *(("mamba3", {"dims": (1, 1, *dims)}, said(), "dim {}, state {} and angle {}".format(*dims))
+      for dims in ((12, 16, 4), (8, 24, 4), (128, 128, 4), (8, 16, 12))),
+    *(("mamba3", {"dims": (1, 1, *dims)}, said(), OF_WHOLE_BYTES) for dims in ((8, 16, 3), (2, 16, 4))),
+    ("mamba3", {}, lambda case: {"state": tuple(case.arguments()["state"])}, "^state: expected Mamba3State.* tuple"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "settings", "change", "told"), MEANINGLESS)
+def test_G1_D4_D15_D16_D19_D21_D23_what_cannot_be_meant_is_named(
+    backend: Backend, generator: torch.Generator, kind: str, settings: dict[str, Any], change: Change, told: str
+) -> None:
+    case = made(kind, backend, generator, **({"rows": TWO, "tokens": 2} | settings))
+    refused(case, backend, told, **change(case))
 
 
 # -- shared memory -----------------------------------------------------------------------------------------------------

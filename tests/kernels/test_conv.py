@@ -1,6 +1,5 @@
 """Tests of the causal convolution step alone. Tests of all decode steps: test_decode_steps.py."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend
 from tests.support.decode_case import MIXED, Case, Memory, Pairs, Row, check_step, fill_rows
 from tests.support.recurrences import Array, causal_conv, causal_conv_bound, float64
-
-both_orders = pytest.mark.parametrize("channel_major", [False, True], ids=["tap_channel", "channel_tap"])
 
 
 def build(
@@ -65,16 +62,3 @@ def test_G2_silu_of_large_values(backend: Backend, generator: torch.Generator) -
     case = build(backend, generator, [Row(1, 2)])
     case.inputs["x"] *= 100
     assert bool(run(case, backend).isfinite().all())
-
-
-@both_orders
-def test_G1_slots_with_gaps_are_refused(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
-    """Slots whose channels do not lie next to each other are refused, with a message that names the strides."""
-    case = build(backend, generator, [Row(1, 1)], channel_major=channel_major)
-    state = case.memory.state
-    for axis in (1, 2):
-        strides = [stride * (2 if axis == at else 1) for at, stride in enumerate(state.stride())]
-        spread = torch.zeros(2 * state[0].numel(), dtype=state.dtype, device=state.device)
-        spoilt = spread.as_strided((1, *state.shape[1:]), strides)
-        with pytest.raises(ValueError, match=rf"^state: .*{re.escape(str(spoilt.stride()))}"):
-            backend.conv_step(**(case.arguments() | {"state": spoilt}))

@@ -19,7 +19,6 @@ from tests.support.decode_case import (
     Memory,
     Pairs,
     Row,
-    check_misfit,
     check_step,
     fill_rows,
     same_bits,
@@ -126,32 +125,6 @@ def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Gener
 # -- orders of the state, and arguments that do not fit ------------------------------------------------------------
 
 
-def test_D4_an_output_that_lies_on_no_access_is_named(backend: Backend, generator: torch.Generator) -> None:
-    case = build(backend, generator, [Row(1, 1), Row(2, 2)])
-    v = case.inputs["v"]
-    check_misfit(case, backend, "out", v.new_empty(v.numel() + 1)[1:].view(v.shape))
-
-
 def test_a_scale_is_any_number_that_float32_holds(backend: Backend, generator: torch.Generator) -> None:
     outs = [build(backend, generator.manual_seed(3), scale=scale).step(backend) for scale in (0.25, Fraction(1, 4))]
     assert same_bits(outs[0], outs[1])
-
-
-def test_D23_a_and_b_stand_in_the_place_of_beta(backend: Backend, generator: torch.Generator) -> None:
-    """The generalized delta rule takes both `a` and `b`, without beta and without gates in the op."""
-    case = build(backend, generator, [Row(1, 1), Row(2, 2)], per_key=True, low_rank=True)
-    beta = torch.ones_like(case.inputs["decay"][..., 0])
-    misfits: list[tuple[dict[str, Any], str]] = [
-        ({"a": None}, "^a: expected a tensor, got NoneType"),
-        ({"b": None}, "^b: expected a tensor, got NoneType"),
-        ({"b": case.inputs["b"][..., :-1]}, "^b: expected `batch token key_head key` ="),
-        ({"a": case.inputs["a"].double()}, "^a: expected one of"),
-        ({"a": None, "b": None}, "^beta: expected a tensor, got NoneType"),
-        *(({name: given}, "^a, b: expected beta=None beside them, and no a_log") for name, given in (
-            ("beta", beta), ("a_log", beta[0, 0]), ("sigmoid", True), ("normalize", True),
-        )),
-    ]  # fmt: skip
-    for given, message in misfits:
-        with pytest.raises(ValueError, match=message):
-            getattr(backend, case.op)(**(case.arguments() | given))
-        case.memory.check_changed_only(set())

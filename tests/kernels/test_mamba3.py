@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -82,19 +81,6 @@ def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
 
 def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
-
-
-def test_mamba3_names_what_it_cannot_do(backend: Backend, generator: torch.Generator) -> None:
-    """Refused: sizes of heads that are no power of two or too large, planes off 16 bytes, and a plain tuple."""
-    for dims in ((1, 1, 12, 16, 4), (1, 1, 8, 24, 4), (1, 1, 128, 128, 4), (1, 1, 8, 16, 12)):
-        with pytest.raises(ValueError, match=f"dim {dims[2]}, state {dims[3]} and angle {dims[4]}"):
-            build(backend, generator, dims=dims).step(backend)
-    for dims in ((1, 1, 8, 16, 3), (1, 1, 2, 16, 4)):
-        with pytest.raises(ValueError, match=r"^state\.\w+: expected slots and heads that begin at multiples of 16"):
-            build(backend, generator, dims=dims).step(backend)
-    given = build(backend, generator).arguments()
-    with pytest.raises(ValueError, match=r"^state: expected Mamba3State.* tuple"):
-        backend.mamba3_step(**(given | {"state": tuple(given["state"])}))
 
 
 def test_D31_an_angle_loses_no_digits_to_turns(backend: Backend, generator: torch.Generator) -> None:

@@ -106,28 +106,6 @@ def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
 
 
-def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:
-    """Here `a` has a decay per channel and lies in memory as `head dim state`.
-
-    A state in the other order is refused by name.
-    """
-    case = build(backend, generator, "mamba1", [Row(1, 1)], state_dim=True)
-    with pytest.raises(
-        ValueError, match=r"^state: expected `slot head dim state` .*, got `slot head state dim`: .*a of"
-    ):
-        case.step(backend)
-    case.memory.check_changed_only(set())
-
-
-def test_D21_tokens_that_32_bits_do_not_number_are_refused(backend: Backend, generator: torch.Generator) -> None:
-    """Padding counts, too. 2^31 - 1 tokens are not refused for their number, but for their stride of 0."""
-    case = build(backend, generator, dims=(1, 1, 1, 1), rows=[Row(1, 1)])
-    for tokens, told in ((2**31, "fewer than 2\\*\\*31 tokens"), (2**31 - 1, "strides")):
-        inputs = {name: x[:, :1].expand(1, tokens, *x.shape[2:]) for name, x in case.inputs.items()}
-        with pytest.raises(ValueError, match=f"^x: .*{told}"):
-            backend.selective_step(**(case.arguments() | inputs))
-
-
 @each_kind
 @pytest.mark.parametrize(
     ("softplus", "without"),

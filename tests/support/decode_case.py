@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -230,10 +229,3 @@ def check_chunks(case: Case, backend: Backend, cuts: list[int]) -> None:
         case.rows = [row._replace(read=row.write) for row in case.rows]
     assert same_bits(torch.cat(chunks, dim=1), out)
     assert same_bits(case.memory.whole, whole.memory.whole)
-
-
-def check_misfit(case: Case, backend: Backend, name: str, value: Any) -> None:
-    """Checks that the op refuses argument `name` with this value, names it in the error, and changes nothing."""
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        getattr(backend, case.op)(**(case.arguments() | {name: value}))
-    case.memory.check_changed_only(set())

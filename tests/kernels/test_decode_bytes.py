@@ -12,9 +12,8 @@ pytest.importorskip("triton", reason="without Triton there are no kernels")
 from memstate.kernels.configs import SelectiveConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.gated_delta import blocks as delta_blocks
-from memstate.kernels.tables import Cursor
 from tests.kernels.test_decode_steps import made
-from tests.kernels.test_tails import rings_of
+from tests.kernels.test_tails import with_tail
 from tests.support.addresses import LOAD, STORE, Bytes
 from tests.support.decode_case import SLOTS, Case, Row
 from tests.support.recorded import recorded
@@ -111,12 +110,9 @@ def test_D25_a_tail_moves_each_byte_of_a_state_once(
     If the pending inputs fill a window, the step does not read the window.
     """
     case = step(kind, generator, TOKENS, **settings)
-    tail = rings_of(case, 3, RING, generator)
-    told = [2, 1, 0], [4, 0, 0], [PENDING, 2, 2], [PENDING, 2, 2]
-    cursor = Cursor(*(torch.tensor(column, dtype=torch.int32) for column in told))
-    case.shared = case.shared | {"tail": tail, "cursor": cursor}
+    with_tail(case, generator, RING, [2, 1, 0], [4, 0, 0], [PENDING, 2, 2], [PENDING, 2, 2])
     loaded, stored = check(case, first=settings.get("taps") != PENDING + 1)
-    for name, ring in tail._asdict().items():
+    for name, ring in case.shared["tail"]._asdict().items():
         if ring is not None:
             assert often(loaded, ring[2]) == [{0}] * 4 + [{times(case)[name]}] * PENDING + [{0}], name
             assert often(stored, ring[2]) == [{1}] * 3 + [{0}] * 3 + [{1}], name

@@ -61,6 +61,18 @@ def empty(rows: int, ring: int, shape: Any, dtype: torch.dtype, case: Case, gene
     return whole.as_strided((rows, ring, *shape), (apart // dtype.itemsize, *inner))
 
 
+def with_tail(case: Case, generator: torch.Generator, ring: int, *columns: list[int]) -> list[Tensor]:
+    """Gives a step rings of random tokens, for rows 1 to 3, and a cursor of these columns. Returns the rings."""
+    tail = rings_of(case, 4, ring, generator)
+    rings = [ring for ring in tail if ring is not None]
+    for one in rings:
+        one.copy_(torch.rand(one.shape, generator=generator).to(one))
+    device = case.memory.state.device
+    cursor = Cursor(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
+    case.shared = case.shared | {"tail": tail, "cursor": cursor}
+    return rings
+
+
 class Plain(NamedTuple):
     """Results of plain decode: outputs `row token ..`, and states `row ..` before each token and at the end."""
 
@@ -241,14 +253,15 @@ def test_rows_without_memory_have_the_step_without_a_tail(
     rings changes.
     """
     case = made(kind, backend, generator, **KINDS[kind].small)
-    plain, rings = case.twin(), rings_of(case, 4, 5, generator)
-    before = [ring.clone() for ring in rings if ring is not None]
-    columns = [0, -1, 4, 2**31 - 1, 0], [3, -2, 0, 1, 2**31 - 1], [2, 1, -1, 9, 5], [0, 1, -1, 2, 9]
-    told = Cursor(*(torch.tensor(column, dtype=torch.int32, device=backend.device) for column in columns))
-    case.shared = case.shared | {"tail": rings, "cursor": told}
+    plain, columns = (
+        case.twin(),
+        ([0, -1, 4, 2**31 - 1, 0], [3, -2, 0, 1, 2**31 - 1], [2, 1, -1, 9, 5], [0, 1, -1, 2, 9]),
+    )
+    rings = with_tail(case, generator, 5, *columns)
+    before = [ring.clone() for ring in rings]
     assert same_bits(case.step(backend), plain.step(backend))
     assert same_bits(case.memory.whole, plain.memory.whole)
-    assert all(map(same_bits, before, (ring for ring in rings if ring is not None)))
+    assert all(map(same_bits, before, rings))
 
 
 def one_off(ring: Tensor) -> Tensor:

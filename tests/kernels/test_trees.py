@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Cursor
 from tests.kernels.test_decode_steps import DTYPES, KINDS
-from tests.kernels.test_tails import TAILED, WIDE, given_of, rings_of, tailed
+from tests.kernels.test_tails import TAILED, WIDE, given_of, tailed, with_tail
 from tests.support.decode_case import Row, same_bits
 from tests.support.trees import drawn, lineage, parents_of
 
@@ -49,14 +48,9 @@ def test_T18_each_branch_is_as_if_it_ran_alone(
     rows = [Row(slot, slot, tokens=NODES) for slot in (1, 2, 3)]
     given = {"rows": rows, "tokens": NODES, "state": state, "inputs": inputs}
     case = KINDS[kind].make(backend, generator, **(given | KINDS[kind].small))
-    rings = rings_of(case, 4, 9, generator)
-    for ring in (ring for ring in rings if ring is not None):
-        ring.copy_(torch.rand(ring.shape, generator=generator).to(ring))
+    rings = with_tail(case, generator, 9, [1, 2, 3], [4, 0, 11], [2, 0, 1], [2, 0, -1])
     trees = [drawn(NODES, generator) for _ in rows]
-    columns = [1, 2, 3], [4, 0, 11], [2, 0, 1], [2, 0, -1]
-    told = Cursor(*(torch.tensor(column, dtype=torch.int32, device=backend.device) for column in columns))
-    of_tree, before = case.twin(), [(ring, ring.clone()) for ring in rings if ring is not None]
-    case.shared = case.shared | {"tail": rings, "cursor": told}
+    of_tree, before = case.twin(), [(ring, ring.clone()) for ring in rings]
     of_tree.shared = case.shared | {"parents": parents_of(trees, backend.device)}
     out = of_tree.step(backend)
     for node in range(NODES):
@@ -83,12 +77,7 @@ def test_T18_parents_behind_a_rows_tokens_mean_nothing(backend: Backend, generat
     """
     rows = [Row(slot, slot + 3, tokens=n) for slot, n in ((1, 1), (2, 2), (3, 0))]
     case = KINDS[kind].make(backend, generator, **({"rows": rows, "tokens": NODES} | KINDS[kind].small))
-    rings = rings_of(case, 4, 9, generator)
-    for ring in (ring for ring in rings if ring is not None):
-        ring.copy_(torch.rand(ring.shape, generator=generator).to(ring))
-    columns = [1, 2, 3], [4, 0, 11], [2, 0, 1], [3, 2, 1]
-    told = Cursor(*(torch.tensor(column, dtype=torch.int32, device=backend.device) for column in columns))
-    case.shared = case.shared | {"tail": rings, "cursor": told}
+    with_tail(case, generator, 9, [1, 2, 3], [4, 0, 11], [2, 0, 1], [3, 2, 1])
     plain, of_tree = case.twin(), case.twin()
     parents = [[-1, *[-1] * 5], [-1, 0, -1, 0, 99, -5], [-1] * 6]
     of_tree.shared = case.shared | {"parents": torch.tensor(parents, dtype=torch.int32, device=backend.device)}

@@ -291,26 +291,6 @@ def test_compressors_keep_overlaps_in_slots_and_open_windows_in_rows():
     assert {plane.dtype for plane in (*half.planes, *half.rows.planes)} == {torch.float16, torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"head_dim": None}, "deepseek_v4 with head_dim = None"),
-        ({"index_head_dim": None}, "deepseek_v4 with index_head_dim = None"),
-        ({"compress_ratios": None}, "deepseek_v4 without layer_types, .*compress_ratios"),
-        ({"compress_ratios": [4, 8] * 22}, "compress_ratios = .*: expected 0, 4 or 128 for each of 43 layers"),
-        ({"compress_ratios": [4] * 42}, "compress_ratios = .*: expected 0, 4 or 128 for each of 43 layers"),
-        ({"compress_ratios": [0, 128] * 22}, "no layer of this configuration holds state"),
-        (
-            {"layer_types": ["compressed_sparse_attention"] * 43},
-            "compress_rates.compressed_sparse_attention = None: expected a number",
-        ),
-    ],
-)
-def test_compressors_that_cannot_be_read_are_refused_by_name(changes, message):
-    with pytest.raises(InvalidArgument, match=message):
-        from_config({**FLASH, **changes})
-
-
 def test_pooled_kv_has_no_pages_of_tokens():
     with pytest.raises(InvalidArgument, match=r"deepseek_v4: its KV is a window and .*: give .* kv_bytes_per_token"):
         kv_from_config(FLASH, page_size=128)
@@ -377,6 +357,16 @@ class SelfNested:
         ({**presets.CHECKPOINTS["lfm2"], "conv_L_cache": 0}, "lfm2 with conv_L_cache = 0: expected a number"),
         ({**presets.CHECKPOINTS["lfm2"], "layer_types": ["full_attention"] * 16}, "no layer of this configuration"),
         ({"model_type": "kimi_linear", "layer_types": ["linear_attention"]}, "linear_attn_config.num_heads = None"),
+        ({**FLASH, "head_dim": None}, "deepseek_v4 with head_dim = None"),
+        ({**FLASH, "index_head_dim": None}, "deepseek_v4 with index_head_dim = None"),
+        ({**FLASH, "compress_ratios": None}, "deepseek_v4 without layer_types, .*compress_ratios"),
+        ({**FLASH, "compress_ratios": [4, 8] * 22}, "compress_ratios = .*: expected 0, 4 or 128 for each of 43 layers"),
+        ({**FLASH, "compress_ratios": [4] * 42}, "compress_ratios = .*: expected 0, 4 or 128 for each of 43 layers"),
+        ({**FLASH, "compress_ratios": [0, 128] * 22}, "no layer of this configuration holds state"),
+        (
+            {**FLASH, "layer_types": ["compressed_sparse_attention"] * 43},
+            "compress_rates.compressed_sparse_attention = None: expected a number",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(config, message):

@@ -13,6 +13,7 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL, packet_of
 from tests.support.given import FORMS, Engine
+from tests.support.packed import filled
 
 each_order = pytest.mark.parametrize("order", ORDERS)
 each_form = pytest.mark.parametrize("form", FORMS)
@@ -20,13 +21,6 @@ each_form = pytest.mark.parametrize("form", FORMS)
 
 def ids(storage: Planes, *slots: int) -> torch.Tensor:
     return torch.tensor(slots, device=storage.device)
-
-
-def filled(layout: StateLayout, slots: int, backend, generator) -> Planes:
-    storage = Planes(layout, slots, backend)
-    for arena in storage.arenas:
-        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
-    return storage
 
 
 def contents(storage: Planes) -> dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ RULE = (
     "of a test in tests/kernels as many cases as show every value of every parameter: each kernel, its dtypes and "
     "shapes; in tests/requests up to four cases of a test: each strategy; elsewhere one case of each test"
 )
-MOST = {"tests/kernels/": None, "tests/requests/": 4}
+MOST = {"tests/kernels/": None, "tests/requests/": 4}  # None: so many that each value of each parameter occurs
 # Packages that every machine of the proof has. If a name is missing in one of them, the test fails and is not skipped.
 NEEDED = ("memstate", "memstate_tools", "tests", "torch", "triton", "numpy", "einops", "pytest", "hypothesis")
 LARGE = "B38"  # part of the names of tests that need most of a GPU's memory, so they run alone
@@ -69,16 +69,6 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return File.from_parent(parent, path=module_path)
 
 
-def is_worker(config: pytest.Config) -> bool:
-    """Says whether this process only runs tests for another one, which reports them."""
-    return hasattr(config, "workerinput")
-
-
-def most_of(name: str) -> int | None:
-    """Returns how many cases of a test are chosen. None: enough cases that each value of each parameter occurs."""
-    return next((most for folder, most in MOST.items() if name.startswith(folder)), 1)
-
-
 def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
     """Chooses tests marked `gpu` according to RULE. Returns the chosen tests, first those of the newest kernels."""
     groups: dict[str, list[pytest.Item]] = {}
@@ -88,7 +78,8 @@ def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
     kept = []
     for name, cases in groups.items():
         plain = not hasattr(cases[0], "callspec")
-        kept += cases if plain else covering(cases, most_of(name))
+        most = next((most for folder, most in MOST.items() if name.startswith(folder)), 1)
+        kept += cases if plain else covering(cases, most)
     new = newest_files()
     return sorted(kept, key=lambda item: -(item.nodeid.startswith("tests/kernels/") + item.nodeid.startswith(new)))
 
@@ -148,5 +139,5 @@ class Reporter:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the reporter in the process that gets the results of all tests."""
-    if not is_worker(config):
+    if not hasattr(config, "workerinput"):  # otherwise it runs tests for another process, which reports them
         config.pluginmanager.register(Reporter(config), "proof-reporter")

@@ -65,12 +65,8 @@ def gsan_verdict(log: str, finished: bool) -> tuple[str, str]:
         return "failed", race[0]
     if not finished:
         return "unfinished", "ended at the limit; no race so far"
-    return ("ok", "no race") if '"failures": []' in log else ("unavailable", last_of(log))
-
-
-def last_of(log: str) -> str:
-    """Returns the last line of a log. If a tool does not work, it names the error."""
-    return (log.strip().splitlines() or ["no output"])[-1]
+    last = (log.strip().splitlines() or ["no output"])[-1]  # if a tool does not work, this line names the error
+    return ("ok", "no race") if '"failures": []' in log else ("unavailable", last)
 
 
 def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:

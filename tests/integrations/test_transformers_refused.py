@@ -134,7 +134,8 @@ async def later(event: mst.Event) -> None:
 
 
 @pytest.mark.parametrize(("settings", "why"), [
-    *[({"timeout": timeout}, "timeout=.*expected seconds") for timeout in ("5", [1], True, float("nan"))],
+    *[({"timeout": timeout}, "timeout=.*expected seconds") for timeout in ("5", [1], True, float("nan"), 0)],
+    ({"priority": 1.5}, "priority=1.5: expected a whole number"), ({"tenant": []}, "tenant"),
     *[({"seed": seed}, "seed=.*whole number of 64 bits") for seed in ("x", 1.5, 2**70, True)],
     *[({"most": most}, "most .*: expected 1 or more") for most in ("3", 2.5, True, 0)],
     *[({"processors": given}, "processors .*: expected a sequence") for given in (None, LogitsProcessor())],

@@ -274,30 +274,27 @@ def test_a_token_that_ends_text_may_be_guessed(at: int, kernels: Any) -> None:
 @pytest.mark.parametrize("kernels", ["gathered", "slots"])
 @pytest.mark.parametrize("who", ["a processor", "the assistant", "no token", "the model", "the plan"])
 def test_what_raises_ends_its_own_rows_only(who: str, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, verify = {"raises": TEXT[:9], "other": [11, 12]}, Speculation.verify
-    answers = [alone(tiny("lfm2"), text, {}, NEW) for text in texts.values()]
-    guess = guessing([*texts.values()], answers, 2)
+    texts = {"raises": TEXT[:9], "other": [11, 12]}
+    guess = guessing([*texts.values()], [alone(tiny("lfm2"), text, {}, NEW) for text in texts.values()], 2)
 
     def assistant(tokens: Sequence[int], most: int) -> list[int]:
-        guessed = guess(tokens, most)
-        if tokens[0] == TEXT[0] and who in ("the assistant", "no token"):
-            if who == "no token":
-                return [97]
+        if tokens[0] == TEXT[0] and who == "no token":
+            return [97]
+        if tokens[0] == TEXT[0] and who == "the assistant":
             raise ArithmeticError("mine")
-        return guessed
+        return guess(tokens, most)
 
-    def broken(self: Any, rows: Any, tokens: Any, *rest: Any) -> Any:
-        if who in ("the model", "the plan") and list(tokens[0]) != [11, 12] and len(tokens[0]) > 3:
-            call = (at.mem, "plan") if who == "the plan" else (at.model, "forward")
-            with monkeypatch.context() as patch:
-                patch.setattr(*call, raising(ArithmeticError("mine")))
-                return verify(self, rows, tokens, *rest)
-        return verify(self, rows, tokens, *rest)
-
-    monkeypatch.setattr(Speculation, "verify", broken)
     at = Judged("lfm2", assistant=assistant, kernels=kernels, max_requests=4, **GUESSING)
-    processors = [Raises(11, ArithmeticError("mine"))] if who == "a processor" else []
     for id, text in texts.items():
-        at.ask(id, text=text, most=NEW, processors=processors if id == "raises" else [])
-    assert [type(error) for error in at.rest()][:1] == [ms.InvalidArgument if who == "no token" else ArithmeticError]
-    at.ends(raises="failed", other={"length", "failed"} if who in ("the model", "the plan") else "length")
+        fails = [Raises(11, ArithmeticError("mine"))] if (id, who) == ("raises", "a processor") else []
+        at.ask(id, text=text, most=NEW, processors=fails)
+    if together := who in ("the model", "the plan"):  # one forward or plan for the guesses of both
+        at.step(2)
+        with monkeypatch.context() as patch:
+            owner: Any = (at.model, "forward") if who == "the model" else (at.mem, "plan")
+            patch.setattr(*owner, raising(ArithmeticError("mine")))
+            at.step(raises=ArithmeticError)
+    else:
+        wrong = ms.InvalidArgument if who == "no token" else ArithmeticError
+        assert [type(error) for error in at.rest()] == [wrong]
+    at.ends(raises="failed", other={"length", "failed"} if together else "length")

@@ -13,7 +13,7 @@ import memstate as ms
 from tests.support.tiny_served import TEXT
 
 pytest.importorskip("transformers")
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import steps
@@ -37,16 +37,6 @@ class Mute(Exception):
     __str__ = __repr__
 
 
-class Wrong(LogitsProcessor):
-    """A logits processor that changes the shape."""
-
-    def __init__(self, axis: int) -> None:
-        self._axis = axis
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.cat([scores, scores + 1], self._axis)
-
-
 class Letters:
     """A tokenizer with one letter for each token. While `busy` is set, it raises."""
 
@@ -64,7 +54,8 @@ class Letters:
     (Raises(9, Frozen()), {}, Frozen, 0, "Frozen"), (Raises(9, Mute()), {}, Mute, 0, "Mute"),
     (Raises(11, ArithmeticError("mine")), {}, ArithmeticError, 2, "mine"),
     (Raises(11, ArithmeticError("mine")), {"config": TWO, "seed": 1}, ExceptionGroup, 2, "mine"),
-    *[(Wrong(axis), {"logprobs": 2}, ms.InvalidArgument, 0, "expected (1, 97)") for axis in (0, 1)],
+    *[(lambda ids, scores, axis=axis: torch.cat([scores, scores + 1], axis), {"logprobs": 2}, ms.InvalidArgument, 0,
+       "expected (1, 97)") for axis in (0, 1)],
 ])  # fmt: skip
 def test_code_of_a_request_that_raises_ends_its_own_rows_only(
     processor: Any, settings: Any, error: Any, tokens: int, why: str, driven: bool, caplog: pytest.LogCaptureFixture

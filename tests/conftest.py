@@ -22,6 +22,8 @@ if not CUDA and not COMPILED:
 
 import pytest  # noqa: E402
 
+pytest.register_assert_rewrite("tests.integrations.servers")
+
 import memstate  # noqa: E402
 from memstate.kernels.dispatch import Backend  # noqa: E402
 from tests.support import alike, compiled, offered, skips  # noqa: E402

@@ -141,7 +141,7 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(par
     for point in (random.randrange(1, 800), random.randrange(1, 8000)):
         speculates, kernels = point % 2 == 0, ("slots", "auto")[point // 2 % 2]
         at = Judged(chunk=6, kernels=kernels, **SPECULATING if speculates else {})
-        tracer = Tracer(point, KeyboardInterrupt(), CODE)
+        tracer = Tracer(point, KeyboardInterrupt, CODE)
         for id, text in enumerate((TEXT[:3] * 3, PROMPT, PROMPT)):
             at.ask(id, text=text, config=guessed if speculates else None)
         at.ask("sampled", text=TEXT[:6], config=sampled, seed=3)

@@ -85,7 +85,7 @@ def test_an_interrupt_at_any_line_leaves_nothing(settings: dict[str, Any], part:
             model.generate(IDS, past_key_values=cache, **given)
 
     while True:
-        mem, tracer = managed(model, **ROOM), Tracer(point, KeyboardInterrupt(), FOLDER)
+        mem, tracer = managed(model, **ROOM), Tracer(point, KeyboardInterrupt, FOLDER)
         with suppress(KeyboardInterrupt):
             tracer.run(generates)
         if not tracer.place:

@@ -125,7 +125,7 @@ def test_a_server_that_is_driven_goes_on_however_many_forwards_fail(caplog: pyte
 
 @pytest.mark.parametrize("point", range(1, 24))
 def test_an_interrupt_while_events_are_handed_out_loses_none(point: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    at, tracer = Judged(), Tracer(point, KeyboardInterrupt(), steps.__file__)
+    at, tracer = Judged(), Tracer(point, KeyboardInterrupt, steps.__file__)
     at.ask(*"abc", most=2)
     at.step()
     monkeypatch.setattr(at.server._steps, "deliver", partial(tracer.run, at.server._steps.deliver))
@@ -135,7 +135,10 @@ def test_an_interrupt_while_events_are_handed_out_loses_none(point: int, monkeyp
     assert tracer.place
 
 
-def test_a_row_whose_end_is_interrupted_gets_no_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["end", "token"])
+def test_a_row_that_is_interrupted_before_a_token_or_its_end_is_told_ends(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = Judged()
     at.ask(*"ab", most=2)
     at.step()
@@ -144,9 +147,9 @@ def test_a_row_whose_end_is_interrupted_gets_no_more_tokens(monkeypatch: pytest.
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(at.mem, "end", interrupted)
+    monkeypatch.setattr(*((at.mem, "end") if call == "end" else (steps, "Token")), interrupted)
     at.step(raises=KeyboardInterrupt)
-    at.ends(b="failed")
+    at.ends(a="length" if call == "end" else "failed", b="failed")
 
 
 def at_the_end(error: BaseException) -> Callable[[Any], None]:

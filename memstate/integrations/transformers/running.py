@@ -71,6 +71,7 @@ class Running:
         guessed: number of tokens that were guessed.
         right: number of guesses that were right.
         missed: why no more of the prompt was cached.
+        told: number of new tokens that are in the events. After an interrupt it may lack the last one.
     """
 
     asked: Submission
@@ -85,6 +86,7 @@ class Running:
     guessed: int = 0
     right: int = 0
     missed: str = ""
+    told: int = 0
 
     @property
     def prompt(self) -> Prompt:

@@ -143,7 +143,8 @@ class Steps:
         try:
             if self.mem.info(one.row).length != one.length or (one.logits is None and one.length == len(one.tokens)):
                 return True
-            return bool(one.answer) and one.sampler.reason(one.tokens, len(one.answer)) is not None
+            new = len(one.answer)
+            return new != one.told or (new > 0 and one.sampler.reason(one.tokens, new) is not None)
         except Exception:  # the row has ended, or a stop string raises
             return True
 
@@ -332,6 +333,7 @@ class Steps:
         text = sampler.text.read(one.tokens, last=reason is not None)
         # at the end, so that an error above adds no event
         self.events.append((asked, Token(asked.prompt.id, token, one.sample, text, logprob, top)))
+        one.told += 1
         self._line.charge(asked, 1)
         return reason if sampler.text.stop is None else "stop"
 

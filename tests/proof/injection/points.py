@@ -17,11 +17,13 @@ class Tracer:
 
     Args:
         at: number of the point at which to raise, from 1; 0: only count.
-        error: the exception to raise.
+        error: the exception to raise. Of a class, nothing keeps the exception, nor the frames of its traceback.
         within: how the paths of the files begin whose functions count.
     """
 
-    def __init__(self, at: int = 0, error: BaseException | None = None, within: str = FOLDER) -> None:
+    def __init__(
+        self, at: int = 0, error: BaseException | type[BaseException] | None = None, within: str = FOLDER
+    ) -> None:
         self.at, self.error, self.within, self.count, self.place = at, error, within, 0, ""
 
     def run(self, call: Callable[[], Any]) -> Any:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from threading import Condition, Thread
 from typing import Any
@@ -30,6 +31,28 @@ KNOWN: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()  # model -> prefix ->
 
 def ignore(event: mst.Event) -> None:
     """Does nothing with an event."""
+
+
+def answer(model: Any, text: Sequence[int], length: int = NEW) -> list[int]:
+    """Returns the first tokens of the answer to a prompt alone, with the model's own cache."""
+    known, so_far = KNOWN.setdefault(model, {}), [*text]
+    for left in range(length, 0, -1):
+        if tuple(so_far) not in known:
+            alone(model, so_far, known, left)
+        so_far.append(int(known[tuple(so_far)].argmax()))
+    return so_far[len(text) :]
+
+
+def guessing(model: Any, wrong: int = 10**6) -> Callable[[Sequence[int], int], list[int]]:
+    """Returns an assistant that guesses what the model will say. Token `wrong` of a guess is wrong, counted from 0."""
+
+    def guess(tokens: Sequence[int], most: int) -> list[int]:
+        guessed = answer(model, tokens, most)
+        if wrong < most:
+            guessed[wrong] = (guessed[wrong] + 1) % 97
+        return guessed
+
+    return guess
 
 
 @dataclass(eq=False)
@@ -228,12 +251,7 @@ class Judged:
         changing = [one for one in prompt.processors if not isinstance(one, Raises)]
         drawn = config and ((config.do_sample and config.top_k != 1) or config.repetition_penalty not in (None, 1.0))
         if not (drawn or changing or (config and config.eos_token_id is not None)):
-            known, so_far = KNOWN.setdefault(self.model, {}), [*text]
-            if tuple([*text, *tokens][:-1]) not in known:
-                alone(self.model, text, known, length)
-            while len(so_far) < len(text) + length:
-                so_far.append(int(known[tuple(so_far)].argmax()))
-            assert tokens == so_far[len(text) :], prompt.id
+            assert tokens == answer(self.model, text, length), prompt.id
             return
         config = deepcopy(config or GenerationConfig())
         if not length or (config.do_sample and prompt.seed is None):
@@ -246,8 +264,8 @@ class Judged:
             pad_token_id=0,
         )
         torch.manual_seed((prompt.seed or 0) + sample)
-        answer = self.model.generate(torch.tensor([text]), generation_config=config, logits_processor=changing)
-        assert tokens == answer[0, len(text) :].tolist(), prompt.id
+        out = self.model.generate(torch.tensor([text]), generation_config=config, logits_processor=changing)
+        assert tokens == out[0, len(text) :].tolist(), prompt.id
 
     def _read(self, prompt: mst.Prompt, told: Sequence[mst.Token], result: mst.Served) -> None:
         """Compares text and logprobs with those of all tokens at once."""
@@ -330,6 +348,12 @@ def run(*works: Callable[[], object], here: Callable[[], object] = lambda: None)
     for job in jobs:
         job.result(WAITS)
     threads.shutdown()
+
+
+def stored(folder: Path, **prefetch: Any) -> ms.Tiers:
+    """Returns tiers that keep records in a folder."""
+    prefetching = ms.Prefetch(threshold=4, **prefetch)
+    return ms.Tiers("tiny", host_slots=16, store=ms.FileStore(str(folder)), prefetch=prefetching)
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:

@@ -6,13 +6,13 @@ import pytest
 
 import memstate as ms
 from tests.support.tiny_models import tiny
-from tests.support.tiny_served import NEW, TEXT, alone
+from tests.support.tiny_served import NEW, TEXT
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 from transformers import GenerationConfig, SuppressTokensLogitsProcessor
 
-from tests.integrations.servers import SPECULATING, Judged
+from tests.integrations.servers import SPECULATING, Judged, answer, guessing
 from tests.support.tiny_tokenizers import byte_level
 
 FAMILY = "lfm2"
@@ -20,11 +20,6 @@ FAMILY = "lfm2"
 
 def hot(samples: int) -> GenerationConfig:
     return GenerationConfig(do_sample=True, temperature=2.0, num_return_sequences=samples)
-
-
-@pytest.fixture(scope="module")
-def answer() -> list[int]:
-    return alone(tiny(FAMILY), TEXT[:9], {})
 
 
 def test_logprobs_are_those_of_the_model_for_the_requests_that_ask() -> None:
@@ -41,25 +36,22 @@ def test_logprobs_are_those_of_the_model_for_the_requests_that_ask() -> None:
     assert len({one.tokens[0] for one in samples.results}) > 1
 
 
-def test_guesses_have_logprobs_as_well(answer: list[int]) -> None:
-    def half_right(tokens: Any, room: int) -> list[int]:
-        return [*answer[len(tokens) - 9 :][:2], 5]
-
-    at = Judged(FAMILY, **SPECULATING, assistant=half_right)
+def test_guesses_have_logprobs_as_well() -> None:
+    at = Judged(FAMILY, **SPECULATING, assistant=guessing(tiny(FAMILY), 2))
     at.ask("guessed", logprobs=3)
     assert at.ends()["guessed"].right > 0
 
 
 @pytest.mark.parametrize("guesses", [False, True])
-def test_tokens_have_text_and_results_say_what_ended_them(guesses: bool, answer: list[int]) -> None:
-    tokenizer = byte_level()
-    text, end = tokenizer.decode(answer), tokenizer.convert_tokens_to_ids("<|end|>")
-    given: Any = {"assistant": lambda tokens, room: answer[len(tokens) - 9 :][:room], **SPECULATING} if guesses else {}
+def test_tokens_have_text_and_results_say_what_ended_them(guesses: bool) -> None:
+    tokenizer, said = byte_level(), answer(tiny(FAMILY), TEXT[:9])
+    text, end = tokenizer.decode(said), tokenizer.convert_tokens_to_ids("<|end|>")
+    given: Any = {"assistant": guessing(tiny(FAMILY)), **SPECULATING} if guesses else {}
     at = Judged(FAMILY, tokenizer=tokenizer, max_requests=7, **given)
     for id, config in {
         "length": GenerationConfig(),
-        "end": GenerationConfig(eos_token_id=[96, answer[2]]),
-        "last": GenerationConfig(eos_token_id=answer[2]),
+        "end": GenerationConfig(eos_token_id=[96, said[2]]),
+        "last": GenerationConfig(eos_token_id=said[2]),
         "stop": GenerationConfig(stop_strings=["never", text[2:4]]),
         "special": GenerationConfig(stop_strings="<|end|>"),
         "samples": hot(2),
@@ -69,17 +61,17 @@ def test_tokens_have_text_and_results_say_what_ended_them(guesses: bool, answer:
     ended = at.ends(end="end", last="end", stop="stop", special="stop")
     assert {id: (one.stop, one.text) for id, one in ended.items() if id != "samples"} == {
         "length": (None, text),
-        "end": (answer[2], tokenizer.decode(answer[:3])),
-        "last": (answer[2], tokenizer.decode(answer[:3])),
+        "end": (said[2], tokenizer.decode(said[:3])),
+        "last": (said[2], tokenizer.decode(said[:3])),
         "stop": (text[2:4], text[:2]),
         "special": ("<|end|>", ""),
     }
 
 
-def test_an_aborted_request_has_the_text_that_was_held_back(answer: list[int]) -> None:
+def test_an_aborted_request_has_the_text_that_was_held_back() -> None:
     tokenizer = byte_level()
     at = Judged(FAMILY, tokenizer=tokenizer)
-    stops = GenerationConfig(stop_strings=[tokenizer.decode(answer)[0] + "never"])
+    stops = GenerationConfig(stop_strings=[tokenizer.decode(answer(tiny(FAMILY), TEXT[:9]))[0] + "never"])
     held = at.ask("a", config=stops)
     at.step()
     at.abort("a")
@@ -140,9 +132,9 @@ def test_a_result_says_why_no_more_of_its_prompt_was_cached() -> None:
 
 
 @pytest.mark.parametrize(("slots", "together"), [(16, True), (16, False), (3, False)])
-def test_a_conversation_goes_on_in_two_ways_from_one_turn(slots: int, together: bool, answer: list[int]) -> None:
+def test_a_conversation_goes_on_in_two_ways_from_one_turn(slots: int, together: bool) -> None:
     at = Judged(FAMILY, slots=slots, prefix=ms.Prefix())
-    chat, said = at.mem.sessions.open("chat"), [*TEXT[:9], *answer]
+    chat, said = at.mem.sessions.open("chat"), [*TEXT[:9], *answer(tiny(FAMILY), TEXT[:9])]
     at.ask("first", session=chat)
     assert at.results()["first"].missed == "no_sharing"
     twin = at.server.fork(chat, "other")

@@ -23,7 +23,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import steps
-from tests.integrations.servers import KNOWN, Judged, hooked, ignore
+from tests.integrations.servers import KNOWN, Judged, hooked, ignore, stored
 
 BOUND = 1e-4
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12], TEXT, [*TEXT[:19], 7, 8], TEXT[:19])
@@ -141,15 +141,9 @@ def test_the_kind_of_a_prompt_comes_to_what_it_leaves() -> None:
     assert at.mem.prefix and {node.kind for node in at.mem.prefix.stated()} == {"chat"}
 
 
-def stored(folder: Path, **prefetch: Any) -> Judged:
-    """Returns a server with a new manager over a folder."""
-    store, settings = ms.FileStore(str(folder)), ms.Prefetch(threshold=4, **prefetch)
-    return Judged(prefix=ms.Prefix(), tiers=ms.Tiers("tiny", host_slots=16, store=store, prefetch=settings))
-
-
 def cached(folder: Path, salt: str | None = None, **prefetch: Any) -> tuple[int, str]:
     """Serves a prompt with a new manager over a folder. Returns what was cached, and how it was fetched."""
-    at = stored(folder, **(prefetch or {"stop": "wait_complete"}))
+    at = Judged(prefix=ms.Prefix(), tiers=stored(folder, **(prefetch or {"stop": "wait_complete"})))
     at.ask("a", text=TEXT, salt=salt)
     one = at.results()["a"]
     at.mem.close()
@@ -167,7 +161,7 @@ def test_storage_is_asked_before_a_request_starts_for_what_its_own_salt_has(
 @pytest.mark.parametrize("how", ["abort", "close", "refused"])
 def test_what_storage_reads_for_a_request_that_never_starts_is_cancelled(how: str, tmp_path: Path) -> None:
     cached(tmp_path)
-    at = stored(tmp_path)
+    at = Judged(prefix=ms.Prefix(), tiers=stored(tmp_path))
     at.ask("never", text=TEXT, most=1000 if how == "refused" else NEW, to=ignore)
     at.server.admit()
     assert at.mem.stats().tiers.prefetch.in_flight == 1

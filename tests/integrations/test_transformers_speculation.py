@@ -1,6 +1,6 @@
 """Tests speculation in `serve`: right and wrong guesses change neither tokens nor states."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import memstate as ms
 from tests.support.tiny_models import FAMILIES, small, tiny
-from tests.support.tiny_served import TEXT, alone, managed
+from tests.support.tiny_served import TEXT, managed
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig
@@ -19,7 +19,7 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import reading, steps
 from memstate.integrations.transformers.drafts import Assistant
 from memstate.integrations.transformers.speculation import Speculation
-from tests.integrations.servers import SPECULATING, Judged, Raises, hooked, raising
+from tests.integrations.servers import SPECULATING, Judged, Raises, answer, guessing, hooked, raising
 
 NEW = 14
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12])
@@ -32,26 +32,12 @@ FORMS += [(family, "slots") for family, _ in FORMS if family not in COPIES]
 # A model whose states do not depend on attention. Its sizes fill whole vectors, as torch rounds remainders differently
 LAST = (("layer_types", (*["linear_attention"] * 3, "full_attention")), ("intermediate_size", 64))
 
-Answers = Sequence[Sequence[int]]
 
-
-def guessing(texts: Answers, answers: Answers, wrong: int) -> Callable[[Sequence[int], int], list[int]]:
-    """Returns an assistant that guesses from known answers. Token `wrong` of a guess is wrong, counted from 0."""
-    known = [[*text, *answer] for text, answer in zip(texts, answers, strict=True)]
-
-    def guess(tokens: Sequence[int], most: int) -> list[int]:
-        guessed = next((one[len(tokens) :] for one in known if one[: len(tokens)] == list(tokens)), [])[:most]
-        if wrong < len(guessed):
-            guessed[wrong] = (guessed[wrong] + 1) % 97
-        return guessed
-
-    return guess
-
-
-def guessed(model: Any, wrong: int, texts: Answers = PROMPTS, most: int = NEW, **settings: Any) -> Judged:
-    """Returns a server that was asked for answers to texts, and guesses them. Token `wrong` of each guess is wrong."""
-    assistant = guessing(texts, [alone(model, text, {}, most) for text in texts], wrong)
-    at = Judged(model=model, **{**GUESSING, "prefix": ms.Prefix(), "assistant": assistant, **settings})
+def guessed(
+    model: Any, wrong: int, texts: Sequence[Sequence[int]] = PROMPTS, most: int = NEW, **settings: Any
+) -> Judged:
+    """Returns a server that was asked for answers to texts. Token `wrong` of each guess is wrong, counted from 0."""
+    at = Judged(model=model, **{**GUESSING, "prefix": ms.Prefix(), "assistant": guessing(model, wrong), **settings})
     for number, text in enumerate(texts):
         at.ask(number, text=text, most=most)
     return at
@@ -88,6 +74,7 @@ def test_every_strategy_speculates(settings: dict[str, Any], wrong: int, kernels
 @pytest.mark.parametrize(("kernels", "made", "folds"), [("gathered", 11, 0), ("slots", 12, 1)])
 def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, made: int, folds: int) -> None:
     at, forwards = guessed(tiny("lfm2"), 13, [TEXT[:9]], kernels=kernels), list[int]()
+    answer(at.model, TEXT[:9], NEW)  # the assistant knows it then, and runs no forward
     with hooked(at.model, lambda *_: forwards.append(1)):
         at.rest()
     assert at.mem.stats().copied_bytes == 0
@@ -105,10 +92,7 @@ def test_rows_of_one_forward_differ_in_how_many_guesses_are_made_and_right(
 ) -> None:
     model, moved, verify = tiny(family), list[list[int]](), Speculation.verify
     texts = [TEXT[:9], TEXT[9:18], TEXT[18:27], TEXT[3:12]]
-    guesses = {
-        text[0]: guessing([text], [alone(model, text, {}, NEW)], wrong)
-        for text, wrong in zip(texts, (0, 2, 13), strict=False)
-    }
+    guesses = {text[0]: guessing(model, wrong) for text, wrong in zip(texts, (0, 2, 13), strict=False)}
 
     def guess(tokens: Sequence[int], most: int) -> list[int]:
         return guesses[tokens[0]](tokens, most) if tokens[0] in guesses else []
@@ -150,11 +134,11 @@ def test_kept_states_have_the_bits_of_decode_without_guesses(
         assert all(torch.equal(states[name], others[key][name]) for name in states)
 
 
-def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any, dict[str, Tensor]]:
+def _states(mem: ms.StateManager, texts: Any, answers: Any) -> dict[Any, dict[str, Tensor]]:
     """Returns (number of the text, length) -> plane -> cached state."""
     states = dict[Any, dict[str, Tensor]]()
-    for number, (text, answer) in enumerate(zip(texts, answers, strict=True)):
-        whole = [*text, *answer]
+    for number, parts in enumerate(zip(texts, answers, strict=True)):
+        whole = [token for part in parts for token in part]
         for length in range(2, len(whole) + 1):
             rows = mem.admit([ms.Request("state", tokens=whole[:length])])
             at = mem.info(rows[0]).length
@@ -171,13 +155,10 @@ def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any,
 @pytest.mark.parametrize("most", [NEW, 5, 7])
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_turn_of_a_session_starts_where_it_starts_without_guesses(cache: bool, most: int) -> None:
-    model, starts, whole = tiny("qwen3_next"), list[list[int]](), TEXT[:9]
-    texts, answers = list[list[int]](), list[list[int]]()
-    for more in ([], TEXT[9:12], TEXT[12:15]):
-        texts.append([*whole, *more])
-        answers.append(alone(model, texts[-1], {}, most))
-        whole = [*texts[-1], *answers[-1]]
-    for assistant in (None, guessing(texts, answers, 3)):
+    model, starts, texts = tiny("qwen3_next"), list[list[int]](), [TEXT[:9]]
+    for more in (TEXT[9:12], TEXT[12:15]):
+        texts.append([*texts[-1], *answer(model, texts[-1], most), *more])
+    for assistant in (None, guessing(model, 3)):
         settings = {"prefix": ms.Prefix() if cache else None, "assistant": assistant, "kernels": "slots"}
         at = Judged(model=model, max_requests=1, **GUESSING, **settings)
         session = at.mem.sessions.open("chat")
@@ -216,11 +197,10 @@ def test_samples_are_those_without_guesses(kernels: Any) -> None:
 @pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
 def test_guesses_change_no_token_under_autocast(family: str) -> None:
     runs = list[mst.Served]()
-    for _ in range(2):
-        guess = guessing([TEXT[:9]], [runs[0].tokens], 3) if runs else None
+    for assistant in (None, guessing(tiny(family), 3)):
         with torch.autocast("cpu", torch.bfloat16):  # layers compute in bf16, tails are fp32
             given = managed(tiny(family), **GUESSING), [mst.Prompt(TEXT[:9], most=NEW)]
-            runs += mst.serve(tiny(family), *given, kernels="slots", assistant=guess)
+            runs += mst.serve(tiny(family), *given, kernels="slots", assistant=assistant)
     plain, other = runs
     assert (plain.tokens, other.right > 0) == (other.tokens, True)
 
@@ -275,7 +255,7 @@ def test_a_token_that_ends_text_may_be_guessed(at: int, kernels: Any) -> None:
 @pytest.mark.parametrize("who", ["a processor", "the assistant", "no token", "the model", "the plan"])
 def test_what_raises_ends_its_own_rows_only(who: str, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"raises": TEXT[:9], "other": [11, 12]}
-    guess = guessing([*texts.values()], [alone(tiny("lfm2"), text, {}, NEW) for text in texts.values()], 2)
+    guess = guessing(tiny("lfm2"), 2)
 
     def assistant(tokens: Sequence[int], most: int) -> list[int]:
         if tokens[0] == TEXT[0] and who == "no token":

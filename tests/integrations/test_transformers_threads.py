@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import memstate as ms
-from tests.support.tiny_served import NEW, TEXT, alone
+from tests.support.tiny_served import NEW, TEXT
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
-from tests.integrations.servers import Crowd, Judged, hooked, ignore, raising, run
+from tests.integrations.servers import Crowd, Judged, answer, hooked, ignore, raising, run, stored
 
 OTHER, TWO = TEXT[5:16], GenerationConfig(do_sample=True, top_k=1, num_return_sequences=2)
 
@@ -30,15 +30,11 @@ def eager() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def stored(folder: Path) -> ms.Tiers:
-    return ms.Tiers("tiny", host_slots=16, store=ms.FileStore(str(folder)), prefetch=ms.Prefetch(threshold=4))
-
-
 def turns(at: Judged, number: int) -> list[list[int]]:
     """Returns the prompts of the turns of a conversation."""
     texts = [TEXT[:9]]
     for more in range(1, number):
-        texts.append([*texts[-1], *alone(at.model, texts[-1], {}), 77, more])
+        texts.append([*texts[-1], *answer(at.model, texts[-1]), 77, more])
     return texts
 
 

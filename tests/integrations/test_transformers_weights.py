@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import weights
 from memstate.integrations.transformers.weights import weights_of
+from tests.integrations.servers import stored
 
 FAMILY = "lfm2"
 
@@ -55,9 +56,7 @@ def test_records_of_other_weights_are_not_found_in_a_store(tmp_path: Path) -> No
     answers = []
     for seed in (0, None, 1, None, 0):
         model = loaded(tmp_path / "model", seed)
-        store = ms.FileStore(str(tmp_path / "records"))
-        tiers = ms.Tiers("tiny", host_slots=16, store=store, prefetch=ms.Prefetch(threshold=4, stop="wait_complete"))
-        mem = managed(model, tiers=tiers)
+        mem = managed(model, tiers=stored(tmp_path / "records", stop="wait_complete"))
         answers.append(answer(model, mem))
         mem.close()
     assert answers == [(0, True), (24, True), (0, True), (24, True), (24, True)]

@@ -14,7 +14,6 @@ import pytest
 from tests.support.chats import TEMPLATES, TOOLS
 from tests.support.http_clients import answered, asked, parts
 from tests.support.tiny_models import tiny
-from tests.support.tiny_served import alone, managed
 from tests.support.tiny_tokenizers import byte_level
 
 pytest.importorskip("transformers")
@@ -25,9 +24,9 @@ pytest.importorskip("prometheus_client")
 import uvicorn
 
 import memstate as ms
-import memstate.integrations.transformers as mst
 from examples.serve_http.app import app
 from examples.serve_http.asked import ChatBody, Completion
+from tests.integrations.servers import Judged, answer
 
 CHAT, TEXT, NAME, NEW = "/v1/chat/completions", "/v1/completions", "tiny", 6
 TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}
@@ -60,7 +59,7 @@ def result(text: str, number: int = 0) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": f"call{number:05}"}
 
 
-class Here:
+class Here(Judged):
     """The example server, in threads of this process.
 
     Args:
@@ -69,11 +68,10 @@ class Here:
     """
 
     def __init__(self, template: str = TEMPLATE, page: int = 4) -> None:
-        self.model, self.tokenizer = tiny("qwen3_next", changes=(("vocab_size", 300),)), byte_level()
-        self.tokenizer.chat_template = template
-        pages = ms.Pages(size=page, count=400, per_row=100)
-        self.mem = managed(self.model, slots=32, max_requests=4, pages=pages, tracking=ms.Redirect(every=page))
-        self.server = mst.Server(self.model, self.mem, tokenizer=self.tokenizer)
+        model, tokenizer = tiny("qwen3_next", changes=(("vocab_size", 300),)), byte_level()
+        tokenizer.chat_template = template
+        settings: Any = {"pages": ms.Pages(size=page, count=400, per_row=100), "tracking": ms.Redirect(every=page)}
+        super().__init__(model=model, tokenizer=tokenizer, slots=32, max_requests=4, prefix=ms.Prefix(), **settings)
         config = uvicorn.Config(app(self.server, self.tokenizer, NAME), port=0, log_level="error")
         self.http = uvicorn.Server(config)
         self.thread = Thread(target=self.http.run)
@@ -86,13 +84,12 @@ class Here:
     def close(self) -> None:
         self.http.should_exit = True
         self.thread.join()
-        assert not self.mem.rows
-        assert self.mem.audit().clean
+        self.ends()
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
         return asyncio.run(answered(self.port, path, {"model": NAME, "max_tokens": NEW, **body}))
 
-    def stream(self, path: str, **body: Any) -> list[Any]:
+    def streamed(self, path: str, **body: Any) -> list[Any]:
         async def read() -> list[Any]:
             async with asked(self.port, path, {"model": NAME, "max_tokens": NEW, "stream": True, **body}) as reader:
                 return [part async for part in parts(reader)]
@@ -102,13 +99,13 @@ class Here:
     def joined(self, path: str, number: int, **body: Any) -> list[str]:
         """Returns the texts of the choices of a streamed answer."""
         texts = [""] * number
-        for part in self.stream(path, **body):
+        for part in self.streamed(path, **body):
             for choice in part["choices"]:
                 texts[choice["index"]] += choice["text"] if path == TEXT else choice["delta"]["content"]
         return texts
 
     def text(self, tokens: list[int], new: int = NEW) -> str:
-        return self.tokenizer.decode(alone(self.model, tokens, {}, new), skip_special_tokens=True)
+        return self.tokenizer.decode(answer(self.model, tokens, new), skip_special_tokens=True)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +146,7 @@ def test_whole_answers_are_those_of_the_model_alone(here: Here) -> None:
 
 
 def test_streams_of_a_chat_join_to_the_answer(here: Here) -> None:
-    *said, usage = here.stream(CHAT, messages=SAID, stream_options={"include_usage": True})
+    *said, usage = here.streamed(CHAT, messages=SAID, stream_options={"include_usage": True})
     choices = [choice for part in said for choice in part["choices"]]
     tokens = here.tokenizer("went home\n").input_ids
     assert "".join(choice["delta"]["content"] for choice in choices) == here.text(tokens)
@@ -451,9 +448,9 @@ def test_a_slow_reader_holds_up_nobody(here: Here) -> None:
 
 
 def test_sessions_go_on_and_fork(here: Here) -> None:
-    answer = here.post(TEXT, prompt=PROMPT, session="talk")[1]["choices"][0]["text"]
-    assert answer == here.text(PROMPT)
-    turn = [*PROMPT, *alone(here.model, PROMPT, {}, NEW)]
+    first = here.post(TEXT, prompt=PROMPT, session="talk")[1]["choices"][0]["text"]
+    assert first == here.text(PROMPT)
+    turn = [*PROMPT, *answer(here.model, PROMPT)]
     for session, fork, more in (("other", "talk", [7, 8]), ("talk", None, [9])):
         status, said = here.post(TEXT, prompt=[*turn, *more], session=session, fork=fork)
         assert (status, said["choices"][0]["text"]) == (200, here.text([*turn, *more]))
@@ -476,7 +473,7 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
 
 def test_a_session_is_found_under_its_salt_alone(here: Here) -> None:
     first = here.post(TEXT, prompt=PROMPT, session="mine", cache_salt="a")[1]["choices"][0]["text"]
-    turn = [*PROMPT, *alone(here.model, PROMPT, {}, NEW), 5]
+    turn = [*PROMPT, *answer(here.model, PROMPT), 5]
     assert first == here.text(PROMPT)
     assert here.post(TEXT, prompt=turn, session="new", fork="mine", cache_salt="b")[0] == 404
     for salt, cached in (("b", 0), ("a", len(turn) - 2)):

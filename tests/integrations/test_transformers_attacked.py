@@ -11,14 +11,14 @@ import torch
 
 import memstate as ms
 from tests.support.tiny_models import tiny
-from tests.support.tiny_served import NEW, TEXT, alone, managed
+from tests.support.tiny_served import NEW, TEXT, managed
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged
-from tests.integrations.servers import SPECULATING, Crowd, Judged, hooked, ignore, raising
+from tests.integrations.servers import SPECULATING, Crowd, Judged, answer, hooked, ignore, raising
 from tests.proof.injection.points import Tracer
 
 PROMPT = TEXT[:9]
@@ -42,7 +42,7 @@ def test_a_list_of_tokens_may_grow_while_its_request_runs() -> None:
             tokens.append(event.token)
         else:
             assert event.tokens == tokens[9:]
-    assert tokens == PROMPT + alone(model, PROMPT, {})
+    assert tokens == PROMPT + answer(model, PROMPT)
 
 
 def test_a_session_that_was_closed_refuses_its_request_and_stops_no_other() -> None:
@@ -85,9 +85,8 @@ def test_a_manager_and_pages_made_in_inference_mode_work_outside() -> None:
         mst.Server(model, mem)  # the server allocates the pages
     ids = torch.tensor([PROMPT])
     with mst.StateCache(model, mem, prompt=ids) as cache:
-        assert model.generate(ids, past_key_values=cache, max_new_tokens=NEW)[0, 9:].tolist() == alone(
-            model, PROMPT, {}
-        )
+        out = model.generate(ids, past_key_values=cache, max_new_tokens=NEW)
+    assert out[0, 9:].tolist() == answer(model, PROMPT)
 
 
 def test_a_layout_read_under_autocast_has_the_dtypes_of_the_model() -> None:

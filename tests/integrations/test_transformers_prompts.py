@@ -15,14 +15,14 @@ import torch
 
 import memstate as ms
 from tests.support.tiny_models import tiny
-from tests.support.tiny_served import NEW, TEXT, alone, managed
+from tests.support.tiny_served import NEW, TEXT, managed
 
 pytest.importorskip("transformers")
 from transformers import Cache, GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.prompts import checked
-from tests.integrations.servers import Judged
+from tests.integrations.servers import Judged, answer
 from tests.support.own_model import ARGUMENT, FULL, SLIDING, STATES, OwnModel, own_model
 
 
@@ -73,8 +73,8 @@ def test_a_forward_without_positions_would_give_all_rows_those_of_one_and_is_ref
         mst.Server(model, mem)
     with mst.StateCache(model, mem) as cache:  # in generate, all rows have one position
         ids = torch.tensor([TEXT[:9]])
-        answer = model.generate(ids, **{ARGUMENT: cache}, max_new_tokens=4, do_sample=False)[0, 9:].tolist()
-        assert answer == own_answer(model, TEXT[:9], max_new_tokens=4)
+        said = model.generate(ids, **{ARGUMENT: cache}, max_new_tokens=4, do_sample=False)[0, 9:].tolist()
+        assert said == own_answer(model, TEXT[:9], max_new_tokens=4)
         assert cache.lengths == [12]
     with pytest.raises(ms.ConfigurationError, match=r"Unnamed.forward fills no cache .* \*\*kwargs pass a cache on"):
         mst.layout(Unnamed(own_model().config).eval())
@@ -89,7 +89,7 @@ def test_a_model_may_call_its_cache_by_any_name() -> None:
             return super().forward(input_ids, attention_mask, position_ids, memories)
 
     plain = own_model()
-    model, own = Named(plain.config).eval(), own_answer(plain, TEXT[:9], max_new_tokens=4)
+    model, own = Named(plain.config).eval(), answer(plain, TEXT[:9], 4)
     model.load_state_dict(plain.state_dict())
     assert mst.layout(model).argument == "memories"
     at = Judged(model=model)
@@ -209,7 +209,7 @@ def check(model: Any) -> None:
         with mst.StateCache(model, mem, prompt=ids) as cache:
             assert cache.cached == [cached]
             out = model.generate(ids, **{cache.argument: cache}, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-            assert out[0, 33:].tolist() == alone(model, ids[0].tolist(), {})
+            assert out[0, 33:].tolist() == answer(model, ids[0].tolist())
 
 
 def test_a_mask_of_full_attention_is_not_sized_by_a_layer_with_a_window_and_states() -> None:

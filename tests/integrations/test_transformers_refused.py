@@ -12,14 +12,14 @@ import torch
 import memstate as ms
 from tests.support.sources import ROOT
 from tests.support.tiny_models import GPU_ONLY, small, tiny
-from tests.support.tiny_served import NEW, TEXT, alone, managed
+from tests.support.tiny_served import NEW, TEXT, managed
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import own, probe
-from tests.integrations.servers import SPECULATING, Judged
+from tests.integrations.servers import SPECULATING, Judged, answer
 from tests.support.own_model import own_model
 
 
@@ -157,13 +157,13 @@ def test_a_setting_that_cannot_be_meant_is_refused_with_its_value(settings: dict
 @pytest.mark.parametrize("kind", [int, tuple, np.array, torch.tensor, lambda ends: [torch.tensor(end) for end in ends]])
 def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
     at, config = Judged("lfm2"), GenerationConfig(max_new_tokens=NEW)
-    answer = alone(at.model, TEXT[:9], {})
-    config.eos_token_id = answer[2] if kind is int else kind([96, answer[2]])
+    said = answer(at.model, TEXT[:9])
+    config.eos_token_id = said[2] if kind is int else kind([96, said[2]])
     at.ask(*"ab", config=config, most=None)
     at.rest()
-    at.ask("c", config=GenerationConfig(eos_token_id=answer[1]))  # another configuration, in the same server
+    at.ask("c", config=GenerationConfig(eos_token_id=said[1]))  # another configuration, in the same server
     assert [(one.tokens, one.stop) for one in at.ends(others="end").values()] == [
-        (answer[:length], answer[length - 1]) for length in (3, 3, 2)
+        (said[:length], said[length - 1]) for length in (3, 3, 2)
     ]
 
 

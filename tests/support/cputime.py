@@ -68,7 +68,7 @@ class Meter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Takes the seconds of a case, in its own process or from a worker."""
         if report.when == "teardown":
-            self.cases[report.nodeid] += dict(report.user_properties)[NAME]  # type: ignore[assignment]
+            self.cases[report.nodeid] += dict(report.user_properties).get(NAME, 0.0)  # type: ignore[assignment]
 
     def unexplained(self, known: dict[str, str]) -> list[str]:
         """Returns a line for each case that is dear and has no reason."""

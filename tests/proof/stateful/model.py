@@ -895,7 +895,7 @@ class Model(Cache):
     def _restore(self, row: Row, start: Start) -> int:
         """Sets prompt and text of a row. Returns the register that it first reads or copies; 0 for none."""
         origin, length = start.origin, start.length
-        row.prompt, row.given, row.reads = start.prompt, start.given, len(start.prompt or ())
+        row.prompt, row.given = start.prompt, start.given
         if origin:
             row.text = origin.text[:length]
         elif start.moved and not start.reads:
@@ -937,7 +937,7 @@ class Model(Cache):
         starts = [Start(name, length, origin=row, length=length, shared=row.pages[:kept]) for name in names]
         rows = self.start(starts)
         for new in rows:
-            new.prompt, new.taste = row.prompt, row.taste
+            new.prompt, new.taste, new.forked = row.prompt, row.taste, True
             new.given = row.given[: self.nameable(length)]  # its later tokens may differ from the prompt
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))

@@ -77,6 +77,9 @@ class Operations(Machine):
                 self.wake(d)
         getattr(self, name)(d)
         self.look()
+        self.look_at_launches()
+
+    def look_at_launches(self) -> None:
         moving, launches = self.model.moving, self.mem.backend.counts.launches
         self._same("launches of data and of rows", (launches["run_data"], launches["run_rows"]),
                    (moving, moving * self.settings.tails))  # fmt: skip
@@ -935,8 +938,9 @@ class Operations(Machine):
         if not isinstance(lengths, list | tuple) or any(type(n) is not int or not 0 <= n < 2**31 for n in lengths):
             faults.add(ms.InvalidArgument)
         if self.attempt(faults, lambda: self.mem.snapshot_at(row, lengths)) is not REFUSED:
-            wanted = self.wants(lengths, tenant.reads or 2**31)
-            more = [(at, kind) for at, kind in wanted if at > self.model.length(tenant)]
+            known = tenant.prompt if tenant.lease and not tenant.forked else None  # of a fork, later tokens may differ
+            wants = self.wants(lengths, *([len(known)] if known else []))
+            more = [(at, kind) for at, kind in wants if at > self.model.length(tenant)]
             tenant.coming = sorted({**dict(more), **dict(tenant.coming)}.items())
 
     def lengthen(self, d: Digits) -> None:
@@ -1219,9 +1223,15 @@ class Operations(Machine):
             if d(30) == 1:
                 priority, ttl = d.pick((0.5, None), (0, -1), (0, "x"))
                 faults = {ms.InvalidArgument}
-            session = self.attempt(faults, lambda: self.mem.sessions.open(name, priority=priority, ttl=ttl))
-            if session is not REFUSED:
-                self.talks[session] = self.model.open_talk(name, priority, ttl)
+            self.open_session(faults, name, priority, ttl)
+
+    def open_session(self, faults: Faults, name: str, priority: Any, ttl: Any) -> ms.Session | None:
+        """Opens a session on both sides. Returns None if the call is refused."""
+        session = self.attempt(faults, lambda: self.mem.sessions.open(name, priority=priority, ttl=ttl))
+        if session is REFUSED:
+            return None
+        self.talks[session] = self.model.open_talk(name, priority, ttl)
+        return session
 
     def age(self, d: Digits) -> None:
         """Advances the clock. The next poll or admission notices which sessions have expired."""
@@ -1279,14 +1289,17 @@ class Operations(Machine):
     def wait(self, d: Digits) -> None:
         """Sets the priority or ttl of a session, or lets it make way at once. Sometimes the handle is invalid."""
         session = d.pick(*self.talks, *self.talks, *self.closed) if self.talks or self.closed else None
-        talk = self.talks.get(session)
         if d(2):
-            faults = self._session_faults(session, {ms.InvalidArgument})
-            given = {name: d.pick(*of) for name, of in (("priority", (0, 1, -1)), ("ttl", (None, 3, 1, 0))) if d(2)}
-            if self.attempt(faults, lambda: self.mem.sessions.set(session, **given)) is not REFUSED and talk:
-                talk.priority, talk.ttl = given.get("priority", talk.priority), given.get("ttl", talk.ttl)
+            of = (("priority", (0, 1, -1)), ("ttl", (None, 3, 1, 0)))
+            self.set_session(session, {name: d.pick(*choices) for name, choices in of if d(2)})
         else:
             self.rest(session)
+
+    def set_session(self, session: Any, given: dict[str, Any]) -> None:
+        """Sets priority or ttl of a session on both sides."""
+        faults, talk = self._session_faults(session, {ms.InvalidArgument}), self.talks.get(session)
+        if self.attempt(faults, lambda: self.mem.sessions.set(session, **given)) is not REFUSED and talk:
+            talk.priority, talk.ttl = given.get("priority", talk.priority), given.get("ttl", talk.ttl)
 
     def rest(self, session: Any) -> None:
         """Lets a session make way on both sides."""

@@ -5,6 +5,7 @@ with the model. A call that must be refused has to be refused, with the numbers 
 expected number.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -20,6 +21,7 @@ from tests.proof.stateful.cache import Start
 from tests.proof.stateful.machine import REFUSED, Faults, Flight, Handles
 from tests.proof.stateful.operations import Operations
 from tests.proof.stateful.settings import Digits, Settings
+from tests.support import owners
 
 ALL = ("none", "ping-pong", "lazy", "redirect")
 COPIED = {"strategy": "redirect", "direct_hits": False}  # hits copy the state
@@ -54,6 +56,7 @@ def verb(call: Callable[..., Any]) -> Callable[..., Any]:
         with play.explained():
             answer = call(play, *args, **more)
             play.machine.look()
+            play.machine.look_at_launches()
         return answer
 
     return made
@@ -91,11 +94,10 @@ class Play:
     def __init__(self, backend: Backend, **axes: Any) -> None:
         given = dict(USUAL)
         for name, value in axes.items():
-            if isinstance(value, Mapping):
-                given |= value
-            elif name in Settings.__dataclass_fields__:
-                given[name] = value
-            setattr(self, name, value)
+            for key, one in value.items() if isinstance(value, Mapping) else [(name, value)]:
+                if key in Settings.__dataclass_fields__:
+                    given[key] = one
+                setattr(self, key, one)
         self.settings = Settings(**given)
         self.machine = self.driven(self.settings, Backend(backend.name, backend.device))
         self.mem, self.model = self.machine.mem, self.machine.model
@@ -138,8 +140,8 @@ class Play:
     def _start(self, request: ms.Request, faults: Faults) -> tuple[Start, Faults]:
         """Returns the start of a request in the model, and the errors that its admission may raise."""
         machine, text = self.machine, None if request.tokens is None else tuple(request.tokens)
-        start = Start(request.id, wants=machine.wants(request.snapshot_at), prompt=text, salt=request.salt,
-                      talk=machine.talks.get(request.session))  # fmt: skip
+        wants = machine.wants(request.snapshot_at, *([len(text)] if text else []))  # beyond a prompt, none is kept
+        start = Start(request.id, wants=wants, prompt=text, salt=request.salt, talk=machine.talks.get(request.session))
         start.given, start.reach = text or (), machine.reached(text or (), request.reach)
         if request.resume is not None:
             start.origin = machine.snaps.get(request.resume)
@@ -178,6 +180,12 @@ class Play:
         return flight
 
     @verb
+    def forward(self, flight: Flight) -> None:
+        """Runs the forward of a step that was only planned, and tells so."""
+        self.machine.forward(flight)
+        self.machine.tell_launched()
+
+    @verb
     def settle(self, ended: Sequence[Any] = (), written: bool = False) -> None:
         """Settles the oldest step, or accepts it if it has drafts. ended: rows that have finished.
 
@@ -201,21 +209,35 @@ class Play:
             self.settle()
 
     @verb
-    def run(self, row: Any, text: Sequence[int], publish: bool = False, dead: bool = False) -> None:
-        """Computes a row up to the end of a text: a step for each boundary, of at most 3 tokens; then settles all.
-
-        publish: whether it publishes to the cache after each step. dead: whether it plans one step too many.
-        """
-        tenant = self.machine.handles[row]
-        self.machine.texts[tenant] = text
-        while (length := self.model.length(tenant)) < len(text):
-            if not self.step([row], min(self.model.next_boundary(tenant) - length, 3, len(text) - length)):
-                break
-            if publish:
-                self.machine.publish_told(PLAIN, [row])
+    def run(self, row: Any, text: Sequence[int], dead: bool = False, **how: Any) -> None:
+        """Computes a row up to the end of a text; then settles all. dead: whether it plans one step too many."""
+        self.run_all([row], [text], land=False, **how)
         if dead:
             self.step([row], 1, ended=[row])
         self.land()
+
+    @verb
+    def run_all(self, rows: Sequence[Any], texts: Sequence[Sequence[int]], publish: bool = False, most: int = 3,
+                obey: bool = True, land: bool = True) -> None:  # fmt: skip
+        """Computes rows in common steps up to the ends of their texts.
+
+        publish: whether they publish to the cache after each step. most: largest number of tokens of a row in a step.
+        obey: whether steps end at boundaries. land: whether it settles all steps. Rows that have got to the end of
+        their text are padding.
+        """
+        model, handles, ends = self.model, self.machine.handles, dict(zip(rows, map(len, texts), strict=True))
+        self.machine.texts |= {handles[row]: text for row, text in zip(rows, texts, strict=True)}
+        while going := [row for row in rows if model.length(handles[row]) < ends[row]]:
+            lengths = [model.length(handles[row]) for row in going]
+            stops = [model.next_boundary(handles[row]) if obey else ends[row] for row in going]
+            counts = [min(stop, ends[row], n + most) - n for row, stop, n in zip(going, stops, lengths, strict=True)]
+            batch = [row if row in going else None for row in rows]
+            if not self.step(batch, [counts.pop(0) if row else 1 for row in batch]):
+                break
+            if publish:
+                self.machine.publish_told(PLAIN, going)
+        if land:
+            self.land()
 
     @verb
     def end(self, *rows: Any, how: str = "told", lengths: Any = None) -> list[Any]:
@@ -233,11 +255,15 @@ class Play:
 
     @verb
     def turn(self, text: Sequence[int], session: Any = None, prompt: int | None = None, how: str = "told",
-             publish: bool = False, dead: bool = False, **more: Any) -> None:  # fmt: skip
-        """Runs a request from its admission to its end. prompt: number of tokens of `text` that the request names."""
+             **more: Any) -> None:  # fmt: skip
+        """Runs a request from its admission to its end. prompt: number of tokens of `text` that the request names.
+
+        more: arguments of `run`, and fields of the request.
+        """
+        running = {name: more.pop(name) for name in ("publish", "dead", "most", "obey") if name in more}
         rows = self.admit(text[:prompt], sessions=[session], **more)
         for row in rows:
-            self.run(row, text, publish, dead)
+            self.run(row, text, **running)
         self.end(*rows, how=how)
 
     @verb
@@ -283,6 +309,17 @@ class Play:
         self.machine.ask_for(row, lengths)
 
     @verb
+    def info(self) -> None:
+        """Compares length, next boundary, slots and next chunk of each row."""
+        self.machine.ask(PLAIN)
+
+    def chunk(self, row: Any, most: int) -> int:
+        """Compares the number of tokens of the next chunk of a row, at most `most`, and returns it."""
+        told = self.mem.chunk(row, most)
+        self.machine._same(f"chunk of {most}", told, self.model.chunk(self.machine.handles[row], most))
+        return told
+
+    @verb
     def extend(self, row: Any, length: int) -> bool:
         """Takes the pages that a row needs up to a length. Returns whether it got them."""
         return self.machine.extend([row], [length])
@@ -301,10 +338,12 @@ class Play:
     @verb
     def open(self, *names: str, priority: int = 0, ttl: float | None = None) -> list[Any]:
         """Opens sessions and returns them."""
-        found = [self.mem.sessions.open(name, priority=priority, ttl=ttl) for name in names]
-        for name, session in zip(names, found, strict=True):
-            self.machine.talks[session] = self.model.open_talk(name, priority, ttl)
-        return found
+        return [self.machine.open_session(set(), name, priority, ttl) for name in names]
+
+    @verb
+    def set(self, session: Any, **given: Any) -> None:
+        """Sets the priority or the ttl of a session."""
+        self.machine.set_session(session, given)
 
     @verb
     def fork_session(self, session: Any, name: str = "twin") -> Any:
@@ -357,9 +396,38 @@ class Play:
         self.machine.wake(PLAIN)
 
     @verb
+    def sleep(self) -> None:
+        self.machine.sleep(PLAIN)
+
+    @verb
+    def wake(self) -> None:
+        self.machine.wake(PLAIN)
+
+    @verb
+    def audit(self) -> None:
+        """Compares the report of an audit."""
+        self.machine.audit(PLAIN)
+
+    @verb
     def reset(self) -> None:
         """Makes everything free, after a failure."""
         self.machine.reset(PLAIN)
+
+    @verb
+    def refuses(self, error: Any, call: Callable[[], Any], match: str | None = None) -> None:
+        """Asserts that a call raises an error with this text. The comparison afterwards shows that nothing changed."""
+        with pytest.raises(error, match=match):
+            call()
+
+    @contextmanager
+    def shared(self, pages: Sequence[int]) -> Any:
+        """Makes somebody else one more owner of KV pages for the block."""
+        allocator = owners.kv_pages(self.mem)
+        allocator.share(pages)
+        self.model.page_users.update(pages)
+        yield
+        allocator.release(pages)
+        self.model.page_users -= Counter(pages)
 
     # Ends
 

@@ -134,11 +134,15 @@ def test_flop_aware_keeps_what_two_share() -> None:
 
 
 def test_flop_aware_counts_compute_from_the_state_above() -> None:
-    """To compute B's state again costs pages 4 to 10, since A above it has a state. For l it costs pages 0 to 7."""
-    forest = Forest(FlopAware(1000.0), b=B, l=(40, 41, 42, 43, 44, 45, 46), c=C)
+    """To compute B's state again costs pages 4 to 10, since A above it has a state. For l it costs pages 0 to 7.
+
+    The node between them, where another text parts, has no state.
+    """
+    forest = Forest(FlopAware(1000.0), b=B, l=(40, 41, 42, 43, 44, 45, 46), c=C, m=(50, 51, 52, 53, 54))
     above, _ = forest.tree.insert(SaltedTokens(encode(A), None), array("q", A))
     above.snapshot = Snapshot(9, 0, 4)
-    assert forest.order() == "c b l"
+    forest.tree.insert(SaltedTokens(encode([*B[:7], 99]), None), array("q", [*B[:7], 99]))
+    assert forest.order() == "c m b l"
 
 
 @pytest.mark.parametrize("policy", [Lru(), FlopAware(), ReturnRate()], ids=repr)

@@ -1,264 +1,367 @@
-"""The prefix cache keeps, finds and evicts the right states and pages, down to the bytes.
+"""The prefix cache keeps, finds and evicts the right states and pages, and who gives way to whom.
 
-Pages hold 4 tokens. A turn of whole pages, such as `turn(T[:8])`, leaves one state, at its end (placement `Whole`).
+The model judges each call: see `tests/proof/stateful/script.py`. Pages hold 4 tokens.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.prefix import names
-from memstate.prefix.policies import Lru, LruPages
-from memstate.slots.journal import Change
-from memstate.tokens import Tokens, encode
-from tests.support.planes import every_strategy
-from tests.support.serving import Server
+from memstate.requests.tracking.mirror import Mirror
+from tests.proof.stateful.script import ALL, COPIED, Play, script
 
 T = [7 * n % 50 for n in range(60)]
-SIZES = {"whole": True, "every": 64, "slots": 12, "rows": 2, "pages": 24}
+X, Y, Z, W = ([100 * n + i for i in range(9)] for n in range(1, 5))
+SNAPSHOTS = ("ping-pong", "lazy", "redirect")
+PAGED = {"prefix": True, "every": 64, "page_size": 4, "rows": 2, "pages": 24}
+HERE = {**PAGED, "slots": 12}
+ROOM = {**PAGED, "every": 8, "rows": 4, "pages": 30}
+HITS = {**PAGED, "strategy": (*ALL, COPIED), "rows": 4, "pages": 30}
 
 
-def server(backend: Backend, name: str = "redirect", tombstones: bool = True, **more: object) -> Server:
-    prefix = ms.Prefix(states=Lru(), pages=LruPages(tombstones=tombstones))
-    return Server(backend, name, **(SIZES | {"prefix": prefix} | more))  # type: ignore[arg-type]
+def fill(play: Play, *texts: list[int]) -> None:
+    """Fills the cache with one state of each text, the oldest first."""
+    for text in texts:
+        play.turn(text[: len(text) // 4 * 4], prompt=1)
 
 
-def matched(at: Server, tokens: list[int], salt: Hashable = None) -> tuple[int, int, dict[str, int], str]:
-    match = at.mem.match(tokens, salt)
-    assert sum(match.lost.values()) + match.length == match.tokens == len(tokens)
-    assert (match.snapshot.length if match.snapshot else 0) == match.length <= match.evicted_length <= match.kv_length
-    return match.length, match.kv_length, {why: n for why, n in match.lost.items() if n}, match.reason
+@script(strategy=ALL, **HERE, at=("together", "in two"))
+def test_B42_of_the_same_key_inserted_twice_one_state_stays(play: Play) -> None:
+    rows = play.admit(T[:8], T[:8])
+    for row in rows:
+        play.run(row, T[:8])
+    for ended in [rows] if play.at == "together" else [rows[:1], rows[1:]]:
+        play.end(*ended)
+    play.reached(duplicates=...)
+    play.turn(T[:10])
 
 
-@every_strategy
-@pytest.mark.parametrize("together", [True, False], ids=["in one call", "in two"])
-def test_B42_of_the_same_key_inserted_twice_one_state_stays(name: str, together: bool, backend: Backend) -> None:
-    at = server(backend, name)
-    rows = at.admit(ms.Request("a", tokens=T[:8]), ms.Request("b", tokens=T[:8]))
-    at.run(rows, publish=False)
-    first = at.slot(3 * rows[0].index)
-    for ended in [rows] if together else [rows[:1], rows[1:]]:
-        at.end(ended)
-    at.look(idle=True)
-    (state,) = at.states().values()
-    assert (state.length, at.slot(state.register)) == (8, first)
-    figures = at.mem.stats().prefix
-    assert figures and (figures.inserted, figures.duplicates, figures.nodes, figures.pages) == (1, 1, 1, 2)
-    assert (at.mem.free_slots, at.mem.free_pages) == (12 - 1, 24 - 2)
+@script(strategy=SNAPSHOTS, overlap=(False, True), prefix=True)
+def test_B42_of_two_that_publish_the_same_on_their_way_one_gives_its_slot_back(play: Play) -> None:
+    rows = play.admit(T[:1], T[:1])
+    for row in rows:
+        play.run(row, T[:15], publish=True)
+    play.reached(duplicates=...)
 
 
-def test_B43_a_state_is_never_split(backend: Backend) -> None:
-    at = server(backend, "none")
-    assert at.turn(T[:16]) == 0
-    slot = at.slot(at.states()[16].register)
-    assert at.turn([*T[:8], *[99] * 4]) == 0  # parts from the first prompt in the middle of it
-    at.look(idle=True)
-    assert matched(at, [*T[:8], 1, 2])[:2] == (0, 8) and matched(at, [*T[:16], 1])[:2] == (16, 16)
-    assert at.slot(at.states_by_prefix()[tuple(T[:16])].register) == slot and at.cache.tree.nodes == 3
-    assert at.turn([*T[:16], 1]) == 16
+@script(strategy=ALL, **HERE)
+def test_B43_a_state_is_never_split(play: Play) -> None:
+    play.turn(T[:16])
+    play.turn([*T[:8], *[99] * 4])  # parts from the first prompt in the middle of it
+    play.match([*T[:8], 1, 2])
+    play.turn([*T[:17], 1])
+    play.turn([*T[:8], 1])
 
 
-@every_strategy
-def test_B44_a_tombstone_is_revived(name: str, backend: Backend) -> None:
-    at = server(backend, name)
-    at.turn(T[:8])
-    assert at.cache.evict_states(1) == 1 and at.mem.free_slots == 12
-    assert matched(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
-    at.look(idle=True)
-    pages = sorted(page for _, node in at.cache.tree.walk() for page in node.pages)
-    assert at.turn(T[:8]) == 0  # at most 4 of 8 tokens can be a hit, so the branch point is at 4
-    assert matched(at, T[:9]) == (8, 8, {"no_sharing": 1}, "no_sharing")
-    assert sorted(page for _, node in at.cache.tree.walk() for page in node.pages) == pages
-    assert set(at.states()) == ({8} if name == "none" else {4, 8}) and at.mem.free_pages == 22
-    assert at.turn(T[:9]) == 8
+@script(strategy=ALL, **HERE, tombstones=(True, False))
+def test_B44_a_tombstone_is_revived(play: Play) -> None:
+    play.turn(T[:8])
+    play.evict(states=2)
+    play.match(T[:10])
+    play.turn(T[:8])
+    play.match(T[:10])
+    play.turn(T[:9])
+    play.reached(hit_tokens=...)
 
 
-def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
-    at = server(backend)
-    at.turn(T[:8])
-    at.turn(T[:16])
-    assert at.cache.evict_pages(1) == 2  # both pages of the leaf are evicted; its parent stays
-    at.look(idle=True)
-    assert matched(at, T[:17])[:2] == (8, 8) and at.mem.free_slots == 11
-    assert at.cache.evict_pages(9) == 2 and not at.cache.tree.roots and at.mem.free_slots == 12
+@script(strategy="redirect", **HERE)
+def test_B45_a_leaf_that_loses_its_kv_loses_its_state(play: Play) -> None:
+    fill(play, T[:8], T[:16])
+    play.evict(pages=1)  # both pages of the leaf are evicted; its parent stays
+    play.match(T[:18])
+    play.evict(pages=9)
 
 
-def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> None:
-    at = server(backend, "none")
+@script(**{**HITS, "strategy": ("redirect", COPIED)}, slots=3)
+def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(play: Play) -> None:
+    fill(play, X, Y)
+    (row,) = play.admit([*X[:8], 1])
+    play.reached(hit_tokens=...)
+    bad = ([row, row], [ms.Row(row.index, row.generation - 1)], ["row"])
+    for rows in bad:
+        play.refuses(ms.MemstateError, lambda rows=rows: play.mem.plan(rows))
+    play.admit(*[[n] for n in range(3)])
+    play.reached("OutOfSlots")
+    for node in play.mem.prefix.stated():
+        play.refuses(ms.InvalidArgument, lambda node=node: play.mem.drop([node.snapshot]), "the prefix cache's")
+    play.evict(states=9)
+    play.step([row], 1)
+    play.admit([7])
+    play.match(X)
+
+
+@script(strategy=ALL, **HERE)
+def test_B47_the_deepest_state_and_why_it_is_not_deeper(play: Play) -> None:
     prompt = [*T[:15], *[99] * 5]
-    assert matched(at, prompt) == (0, 0, {"no_sharing": 20}, "no_sharing")
-    assert [at.turn(T[:4]), at.turn(T[:8]), at.turn(T[:14])] == [0, 4, 8]  # the last turn leaves only KV
-    assert matched(at, prompt) == (8, 12, {"no_sharing": 8, "no_snapshot": 4}, "no_snapshot")
-    assert str(at.mem.match(prompt)) == "8 of 20 tokens by state, 12 by KV (8 no sharing, 4 no snapshot)"
-    assert at.turn(T[:5]) == 4 and at.cache.evict_states(1) == 1
-    assert matched(at, prompt) == (4, 12, {"no_sharing": 8, "evicted": 4, "no_snapshot": 4}, "evicted")
-    assert at.cache.evict_states(1) == 1
-    assert matched(at, prompt) == (0, 12, {"no_sharing": 8, "evicted": 8, "no_snapshot": 4}, "evicted")
-    before = at.mem.stats()
+    play.match(prompt)
+    for length in (4, 8, 14, 5):
+        play.turn(T[:length])
+        play.match(prompt)
+    for _ in range(2):
+        play.evict(states=1)
+        play.match(prompt)
     for length in range(1, 16):  # a match has whole pages only, and never the last token
-        assert matched(at, T[:length])[:2] == (0, min(12, (length - 1) // 4 * 4))
-    assert at.mem.stats() == before
+        play.match(T[:length])
 
 
-def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
-    at = server(backend)
-    for end in (4, 8, 12):
-        at.turn(T[:end])
-    at.turn([99] * 8)
-    assert at.turn(T[:13]) == 12  # the turn uses the state at 12, not the states at 4 and 8
-    for tokens in (T[:5], T[:9]):
-        at.mem.match(tokens)  # a match does not count as a use of the state
-    assert at.cache.evict_states(3) == 3
-    assert set(at.states_by_prefix()) == {tuple(T[:12])}
+@pytest.mark.script
+def test_B47_a_match_says_why_it_is_not_longer(backend: Backend) -> None:
+    play = Play(backend, strategy="none", **HERE)
+    fill(play, T[:8])
+    play.turn(T[:14])
+    prompt = [*T[:15], *[99] * 5]
+    assert str(play.mem.match(prompt)) == "8 of 20 tokens by state, 12 by KV (8 no sharing, 4 no snapshot)"
 
 
-@every_strategy
-def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: Backend) -> None:
-    at = server(backend, name)
-    assert at.turn(T[:8], salt="a") == 0
+@script(strategy=ALL, **HERE)
+def test_B48_a_hit_refreshes_only_the_state_it_uses(play: Play) -> None:
+    fill(play, T[:4], T[:8], T[:12], [99] * 8)
+    play.turn(T[:13])  # the turn uses the state at 12, not the states at 4 and 8
+    play.match(T[:5])  # a match does not count as a use of the state
+    play.match(T[:9])
+    for _ in range(4):
+        play.evict(states=1)
+
+
+@script(strategy=ALL, **HERE)
+def test_B53_equal_tokens_under_different_salts_never_match(play: Play) -> None:
+    play.turn(T[:8], salt="a")
     for salt in ("b", None, "", ("a",), 1):
-        assert matched(at, T[:9], salt) == (0, 0, {"no_sharing": 9}, "no_sharing")
-    assert at.turn(T[:16], salt="b") == 0
-    row = at.start([*T[:8], 5, 6], salt="b")  # salt "b" has KV at these tokens, but no state
-    assert (at.mem.info(row).length, at.mem.info(row).next_boundary) == (0, 64 if name == "none" else 8)
-    at.prefill(row)
-    at.run([row])
-    assert matched(at, T[:9], "a")[:2] == (8, 8) and matched(at, T[:17], "a")[:2] == (8, 8)
-    assert matched(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # 8: the state at the branch point
-    at.mem.end([row], keep="cache", tokens=[at.text[row]])
-    assert at.turn([*T[:8], 5, 6], salt="a") == 8
-    assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
+        play.match(T[:9], salt)
+    play.turn(T[:16], salt="b")
+    play.turn([*T[:8], 5, 6], salt="b")  # salt "b" has KV at these tokens, but perhaps no state
+    play.match(T[:9], "a")
+    play.match([*T[:8], 1], "b")
+    play.turn([*T[:8], 5, 6], salt="a")
 
 
-@pytest.mark.parametrize("call", ["publish", "end", "cancel"])
-def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -> None:
-    """If they were taken, a state would be found under tokens that it does not stand for."""
-    at = server(backend)
-    row = at.start(T[:9])
-    at.run([row], publish=False)
-    others = ([*T[:5], 99, *T[6:12]], T[4:9], [99, *T[:9]])
-    step = at.step([row], run=False) if call == "cancel" else None
-    before = (at.mem.stats(), at.mem.info(row).length)
-    for wrong in others:
-        with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
-            if step:
-                at.mem.cancel(step, keep="cache", tokens=[wrong])
-            else:
-                getattr(at.mem, call)([row], keep="cache", tokens=[wrong])
-        assert (at.mem.stats(), at.mem.info(row).length) == before and at.mem.rows
-    if step:
-        at.mem.cancel(step, keep="cache", tokens=[T[:9]])
-    else:
-        at.end([row])  # the row ends with all its tokens
-    assert at.mem.match(T[:9]).kv_length == 8
+# Marks of a prompt: where another one parts from it, and at its end
+
+CASES = tuple({"every": every, "kv": kv, "length": length} for every, kv, length in (
+    (64, 9, 22), (8, 13, 22), (8, 9, 22), (8, 13, 18), (8, 9, 16), (8, 9, 17), (64, 13, 15), (4, 13, 14), (64, 9, 13),
+    (64, 9, 16), (64, 9, 12), (64, 0, 3),
+))  # fmt: skip
 
 
-def test_a_prompt_need_not_be_handed_over_again(backend: Backend) -> None:
-    """A publish while the prompt is read needs no tokens. An end right after the prompt needs none either."""
-    sides = server(backend), server(backend)
-    for side, again in zip(sides, (False, True), strict=True):
-        row = side.start(T[:18])
-        for end in (8, 16, 18):
-            side.mem.settle(side.step_to([row], [end]))
-            side.mem.publish([row], keep="cache", tokens=[T[:18]] if again else [None] if end == 8 else None)
-        side.mem.end([row], keep="cache", tokens=[T[:18]] if again else None)
-    assert matched(sides[0], T[:24]) == matched(sides[1], T[:24]) and matched(sides[0], T[:24])[0] == 16
-    assert sides[0].mem.stats() == sides[1].mem.stats()
+@script(strategy=SNAPSHOTS, overlap=(False, True), **{**HERE, "slots": 14}, of=CASES)
+def test_B49_junction_and_prompt_end_are_both_taken(play: Play) -> None:
+    kv, length = play.kv, play.length
+    if kv:
+        play.turn(T[:kv])
+        play.evict(states=99)
+    (row,) = play.admit(T[:length])
+    play.run(row, T[: length + 1], publish=True)
+    play.end(row)
+    play.turn(T[: length + 2])
 
 
-def plain() -> ms.StateManager:
-    layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
-    return ms.StateManager(
-        layout, slots=8, max_requests=2, pages=ms.Pages(size=4), prefix=ms.Prefix(), backend="reference"
+@script(strategy=SNAPSHOTS, **{**HERE, "slots": 14})
+def test_B49_a_row_that_reads_keeps_states_where_another_prompt_parts(play: Play) -> None:
+    (row,) = play.admit(T[:30])
+    play.step([row], 6)
+    play.refuses(
+        ms.InvalidArgument, lambda: play.mem.snapshot_at(row, [-4]), r"snapshot_at=\[-4\]: expected lengths in tokens"
     )
+    play.ask(row, [4, 12, 20])  # 4 is too late
+    play.run(row, T[:31], publish=True)
+    for tokens in ([*T[:12], 1], [*T[:23], 1], [*T[:11], 1]):
+        play.match(tokens)
 
 
-def read_by(mem: ms.StateManager, tokens: Tokens, length: int = 16) -> ms.Row:
-    """Returns a row that has read its prompt."""
-    (row,) = mem.admit([ms.Request("a", tokens=tokens, length=16)])
-    mem.settle(mem.plan([row], length - mem.info(row).length))
-    return row
+# Room: requests get it first, then due snapshots, then cached states; no more is evicted than is missing
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array])
-def test_what_a_request_was_admitted_with_is_read_once(
-    kind: Callable[[list[int]], Tokens], monkeypatch: pytest.MonkeyPatch
+@script(strategy=SNAPSHOTS, **{**HERE, "pages": 8, "every": 4})
+def test_one_page_that_a_handle_has_too_is_no_room(play: Play) -> None:
+    (row,) = play.admit(T[:8])
+    play.run(row, T[:9])
+    snaps = play.publish(row, handles=True)
+    play.end(row)
+    play.admit(None, length=32)
+    play.reached("OutOfPages", snapshots=len(snaps))
+    play.drop(*snaps)
+    play.admit(None, length=32)
+
+
+@script(strategy="redirect", **{**HERE, "pages": 10, "rows": 4})
+def test_pages_come_from_the_leaves_that_were_followed_least_recently(play: Play) -> None:
+    fill(play, X[:8], Y[:8], Z[:8])
+    play.match(X)  # a match does not count as a use
+    play.turn([*X[:8], 1])
+    play.end(*play.admit([*Y[:4], 1]), how="release")  # a prompt that ends inside of a leaf is a use of the leaf
+    (row,) = play.admit(range(500, 517))
+    for length in (20, 28, 44):
+        play.extend(row, length)
+    play.admit([*X[:8], *range(3)])  # this row shares two pages, which its lease keeps
+    play.extend(row, 32)
+    play.reached("OutOfPages", evicted_pages=...)
+
+
+@script(strategy="redirect", **HERE)
+def test_what_is_left_of_a_leaf_is_as_old_as_before(play: Play) -> None:
+    fill(play, X, Y)
+    play.evict(states=2)
+    for _ in range(4):
+        play.evict(pages=1)
+        play.match(X)
+        play.match(Y)
+
+
+@script(strategy="redirect", **HERE)
+def test_a_leaf_that_loses_its_child_is_as_old_as_its_last_use(play: Play) -> None:
+    fill(play, T[:8], T[:16], X)
+    play.turn([*T[:8], 99])
+    play.evict(states=9)
+    for _ in range(3):
+        play.evict(pages=2)
+        play.match(T[:17])
+        play.match(X)
+
+
+@script(**ROOM, of=({"strategy": "lazy", "slots": 5}, {"strategy": "redirect", "slots": 4}))
+def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(play: Play) -> None:
+    fill(play, X, Y, Z)
+    (row,) = play.admit([9] * 3)
+    play.run(row, [9] * 18)
+    play.reached(evicted_states=..., snapshots=...)
+    play.end(row)
+
+
+@script(strategy="lazy", slots=5, **ROOM, evict=(True, False))
+def test_B24b_nothing_cached_goes_where_that_is_not_wanted(play: Play) -> None:
+    fill(play, X, Y, Z)
+    (row,) = play.admit([9] * 3)
+    while play.mem.info(row).length < 17:
+        play.step([row], 1 if play.mem.info(row).length else 7, limit=0 if play.settings.evict else 5)
+    play.land()
+    play.reached(refused_claims=...)
+
+
+@pytest.mark.script
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
+    name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mem, given, read = plain(), kind(T[:16]), list[int]()
-    monkeypatch.setattr(names, "encode", lambda tokens: read.append(len(tokens)) or encode(tokens))
-    for tokens in (given, kind(T[:16]), given):
-        mem.end([read_by(mem, given)], keep="cache", tokens=[tokens])
-    assert read == [16, 0, 16, 16, 16, 0] and mem.match([*T[:16], 1]).length == 16
+    """With a cache the pool is nearly always full, so only steps that may take snapshots count the missing slots."""
+    play = Play(backend, **{**PAGED, "every": 8}, strategy=name, slots={"ping-pong": 2, "lazy": 2, "redirect": 1}[name])
+    (row,) = play.admit([900], length=20)
+    assert play.mem.free_slots == 0
+    asked: list[int] = []
+    claims = Mirror.claims
+
+    def counted(mirror: Mirror, rows: Any, length: Any, *more: Any) -> int:
+        asked.extend(length.tolist())
+        return claims(mirror, rows, length, *more)
+
+    monkeypatch.setattr(Mirror, "claims", counted)
+    for _ in range(16):
+        play.mem.settle(play.mem.plan([row]))
+    assert asked == ([0, 8] if name == "redirect" else [7, 15])
 
 
-def test_a_list_that_has_changed_since_its_admission_counts_behind_its_prompt() -> None:
-    mem, given = plain(), T[:12]
-    row = read_by(mem, given)
-    given[:] = [99] * 12 + T[12:16]
-    mem.end([row], keep="cache", tokens=[given])
-    assert mem.match([*T[:16], 1]).length == 16  # the first twelve tokens are those of the admission
-    row = read_by(mem, given)
-    del given[8:]
-    with pytest.raises(ms.InvalidArgument, match="8 tokens, and 16 are confirmed"):
-        mem.end([row], keep="cache", tokens=[given])
+@script(strategy="none", prefix=True, slots=6, pages=0, pages_per_row=0, snapshots=1)
+def test_a_node_stays_while_a_register_is_freed_for_its_state(play: Play) -> None:
+    """The only register holds the state of a lower node.
+
+    Once that state is evicted, nothing else keeps the upper node.
+    """
+    (row,) = play.admit([1, 2, 3, 4])
+    play.run(row, [1, 2, 3, 4])
+    play.turn([1, 2, 3, 4, 5, 6, 7, 8])
+    play.end(row)
+    play.match([1, 2, 3, 4, 9])
 
 
-def test_what_came_after_a_prompt_must_be_handed_over(backend: Backend) -> None:
-    at = server(backend)
-    row = at.start(T[:9])
-    at.prefill(row)
-    at.run([row])
-    [nameless] = at.mem.admit([ms.Request("nameless", length=8)])
-    before = at.mem.stats()
-    for call in (at.mem.end, at.mem.publish):
-        with pytest.raises(ms.InvalidArgument, match="9 tokens, and 10 are"):
-            call([row], keep="cache")
-    for call in (at.mem.end, at.mem.publish):
-        with pytest.raises(ms.InvalidArgument, match="needs its tokens, and none are known"):
-            call([row, nameless], keep="cache", tokens=[at.text[row], None])
-    assert at.mem.stats() == before
-    at.mem.end([row], keep="cache", lengths=[9])
-    at.mem.end([nameless])
-    assert at.mem.match(T[:9]).kv_length == 8
+# Hits: a state is read directly or copied, and is not evicted meanwhile
 
 
-def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
-    at = server(backend, pages=8)
-    row = at.start(T[:8])
-    at.prefill(row, publish=False)
-    (handle,) = at.mem.publish([row])
-    at.end([row])
-    assert handle and list(handle.pages) == [page for _, node in at.cache.tree.walk() for page in node.pages]
-    before = (replace(at.mem.stats(), short_of_pages=1), at.cache.tree.total_pages)
-    with pytest.raises(ms.OutOfPages):
-        at.mem.admit([ms.Request("b", length=28)])  # the request needs seven pages, six are free
-    stats, total = before
-    assert (at.mem.stats(), at.cache.tree.total_pages) == (replace(stats, short_of_pages=1), total)
-    at.mem.drop([handle])
-    (row,) = at.mem.admit([ms.Request("b", length=28)])
+@script(**HITS, slots=(4, 5))
+def test_B50_the_source_of_a_hit_is_not_evicted_for_it(play: Play) -> None:
+    fill(play, X, Y, Z, W)
+    (row,) = play.admit([*X[:8], 5, 6])
+    for length in (9, 10, 12):
+        play.run(row, [*X[:8], 5, 6, 7, 8][:length])
+    play.end(row, how="release")
+    play.turn([*X[:8], 7])
 
 
-def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
-    at = server(backend, journal=50, direct_hits=False, overlap=False)
-    row = at.start(T[:8])
-    live = 3 * row.index
-    at.prefill(row, publish=False)
-    at.end([row])
-    (kept,) = at.states().values()
-    at.cache.evict_states(1)
-    changes: list[Change] = at.mem.journal.changes
-    assert [change.serial for change in changes] == list(range(1, len(changes) + 1))
-    told = [(change.what, change.register, change.source, change.label) for change in changes]
-    assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
-    assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
-    assert str(kept.register) in changes[2].owner
-    # move and release share the next packet
-    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.stats().packets == 1
-    for n in range(60):
-        at.mem.end([at.start([n])])
-    assert len(at.mem.journal.changes) == 50 and at.mem.journal.changes[-1].serial == 3 + 2 * 60
+@script(**{**HITS, "strategy": ("redirect", COPIED)}, slots=2)
+def test_B50_a_state_that_two_requests_start_from_is_not_taken_over(play: Play) -> None:
+    fill(play, X)
+    play.admit([*X[:8], 1], [*X[:8], 2])
+    play.reached("OutOfSlots")
+    play.admit(None)
+    (row,) = play.admit([*X[:8], 1])
+    play.reached(taken_over=not play.mem.prefix.states)
+    play.step([row], 1)
+
+
+@script(**HITS, slots=6)
+def test_B50_a_row_given_up_before_its_first_step_lets_go(play: Play) -> None:
+    fill(play, X, Y)
+    row, other = play.admit([*X[:8], 1], [*X[:8], 2])
+    play.end(row, how="release")
+    play.evict(states=9)
+    play.end(other)
+    (row,) = play.admit([*X[:8], 3])
+    play.cancel(play.step([row], run=False))
+    play.turn([*X[:8], 4])
+
+
+REFUSED = {"OutOfRows": ([*X, 1], [*Y, 2], [*X, 3], [*Z, 3], [4], [5]),
+           "OutOfSlots": ([*X, 1], [*Y, 2], [*Z, 3], [4], [5]),
+           "OutOfPages": ([*X, *range(40)], [*Y, *range(33)])}  # fmt: skip
+
+
+@script(**{**HITS, "pages": 24, "rows": 6}, slots=8, at=tuple(REFUSED))
+def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(play: Play) -> None:
+    """If evictions would free too little, nothing is evicted."""
+    fill(play, X, Y, Z)
+    (running,) = play.admit([*Z, 5])
+    play.step([running], 1)
+    for _ in range(2):
+        play.admit(*REFUSED[play.at])
+    for row in play.admit(REFUSED[play.at][0]):
+        play.step([row, running], 1)
+
+
+# A request that hits the cache, or shares a batch, has the states and tokens that it has alone
+
+NEAR = sorted({n + d for n in (4, 6, 8, 16, 24) for d in (-1, 0, 1)})  # lengths around pages, chunks and boundaries
+ALIKE = {**PAGED, "every": 8, "rows": 5, "pages": 200}
+
+
+@script(strategy=ALL, **ALIKE, slots=60)
+def test_B51_every_length_around_pages_chunks_and_boundaries(play: Play) -> None:
+    """Serves prompts with the same beginning, one of each length, one after the other. There is room for everything."""
+    for length in NEAR:
+        for goal in (1, 2):
+            play.match(T[:length])
+            play.turn(T[: length + goal], prompt=length, most=6)
+    play.reached(hit_tokens=...)
+
+
+@script(strategy=ALL, overlap=(False, True), **ALIKE, slots=20)
+def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(play: Play) -> None:
+    """The batch mixes hits and misses, equal and different prompts, chunks of different lengths, and padding."""
+    play.turn(T[:16])
+    texts = [[*T[:16], 1, 2, 3], T[:11], T[:11], [n + 1 for n in T[:23]], [*T[:16], 4]]
+    rows = play.admit(*texts)
+    play.reached(hit_tokens=...)
+    play.run_all(rows, texts, most=6)
+    play.end(*rows)
+
+
+@pytest.mark.script
+def test_a_state_that_recover_loses_counts_as_evicted(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No packet has told the device of the state when a call is interrupted."""
+    play = Play(backend, strategy="redirect", **{**HERE, "slots": 1})
+    fill(play, X)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(play.mem.prefix.settings.states, "victims", lambda: 1 / 0)
+        play.mem.admit([ms.Request("a")])
+    play.mem.recover()
+    match = play.mem.match(X)
+    assert (match.length, match.evicted_length) == (0, 8)

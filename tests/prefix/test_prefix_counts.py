@@ -6,6 +6,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
+from memstate.slots.journal import Change
 from tests.support import inside
 from tests.support.build import build
 from tests.support.scan import scan_registers
@@ -93,3 +94,23 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
     assert scan_registers(inside.registers(mem)).problems == []
     mem.audit().raise_if_leaking()
     mem.device.check()
+
+
+def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
+    mem = manager(backend, "redirect, copied", 1, journal=50, overlap=False)
+    (row,) = mem.admit([ms.Request("of 8", length=8)])
+    live = 3 * row.index
+    mem.settle(mem.plan([row], 8))
+    (kept,) = mem.end([row], keep="cache", tokens=[prompt(0, 8)])
+    assert kept and mem.prefix and mem.prefix.evict_states(1)
+    changes: list[Change] = mem.journal.changes
+    assert [change.serial for change in changes] == list(range(1, len(changes) + 1))
+    told = [(change.what, change.register, change.source, change.label) for change in changes]
+    assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
+    assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
+    assert str(kept.register) in changes[2].owner
+    # move and release share the next packet
+    assert [change.submit for change in changes] == [1, 2, 2] and mem.stats().packets == 1
+    for n in range(60):
+        mem.end(mem.admit([ms.Request(n)]))
+    assert len(mem.journal.changes) == 50 and mem.journal.changes[-1].serial == 3 + 2 * 60

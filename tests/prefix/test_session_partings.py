@@ -4,19 +4,17 @@ Snapshots every 4 tokens, pages of 2.
 """
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from tests.proof.stateful.script import Play, script
 from tests.support import owners
 from tests.support.chats import TOOLS, Template, Words, agent, chat, interleaved, system
-from tests.support.talks import TEXT, Talks
-from tests.support.ways import with_and_without_cache
 
-ASKED, ANSWER = TEXT[:5], list(range(50, 58))
+ASKED, ANSWER = list(range(1, 6)), list(range(50, 58))
 Talk = list[tuple[list[int], list[int]]]
 
 
@@ -108,139 +106,136 @@ def test_states_at_each_page_of_answers_pay_where_no_session_keeps_their_ends(
     assert hits(talks, slots, sessions) - hits(talks, slots, sessions, every=256) == gain
 
 
-def answered(backend: Backend, turns: int = 1, **more: Any) -> tuple[Talks, ms.Session, list[int]]:
-    """Returns chats, one session of these chats, and the last prompt of this session.
+PARTS = {"strategy": "redirect", "prefix": True}
 
-    Every turn of the session except the first has parted from the answer before it.
-    """
-    talks = Talks(backend, "redirect", overlap=False, **more)
-    session, prompt = talks.mem.sessions.open("a"), list(ASKED)
+
+def answered(play: Play, turns: int = 1) -> tuple[ms.Session, list[int]]:
+    """Returns a session of some turns, and its last prompt. Each turn except the first parts from the answer before."""
+    (a,), prompt = play.open("a"), list(ASKED)
     for turn in range(turns):
-        assert parted(talks, session) == max(0, turn - 1)
-        talks.whole([*prompt, *(token + 10 * turn for token in ANSWER)], session, prompt=len(prompt))
+        play.turn([*prompt, *(token + 10 * turn for token in ANSWER)], a, prompt=len(prompt))
         prompt += [90 + turn] * 4
-    return talks, session, prompt[:-4]
+    return a, prompt[:-4]
 
 
-def parted(talks: Talks, session: ms.Session) -> int:
-    return next(info.parted for info in talks.mem.sessions.infos() if info.session == session)
-
-
-def test_S14_after_two_partings_the_cache_keeps_what_a_turn_leaves(backend: Backend) -> None:
+@script(**PARTS)
+def test_S14_after_two_partings_the_cache_keeps_what_a_turn_leaves(play: Play) -> None:
     """The states at the start of the turn and at the end of its prompt stay; its other states are evicted first."""
-    talks, session, prompt = answered(backend, 2)
-    assert parted(talks, session) == 1 and talks.kept(session)[0] == 17 and talks.cached() == [4, 8]
-    assert talks.whole([*prompt, 91, 91, 91, 91, *ANSWER], session, prompt=13) == 8
-    assert parted(talks, session) == 2 and talks.kept(session) == [] and talks.cached() == [4, 8, 12, 20]
-    assert talks.mem.stats().held_by_sessions == 0 and talks.mem.stats().sessions_parted == 2
-    evicted = talks.mem.prefix.next_states(2)  # type: ignore[union-attr]
-    assert sorted(node.end * 2 for node in evicted) == [4, 20]
+    a, prompt = answered(play, 2)
+    play.turn([*prompt, 91, 91, 91, 91, *ANSWER], a, prompt=13)
+    play.reached(parted=play.mem.stats().sessions_parted, superseded=play.mem.prefix.superseded_states)
+    play.evict(states=2)
+    play.turn([*prompt, 7, 8], a)
 
 
-def test_S14_a_turn_that_goes_on_ends_it(backend: Backend) -> None:
-    talks, session, prompt = answered(backend, 3)
+@script(**PARTS)
+def test_S14_a_turn_that_goes_on_ends_it(play: Play) -> None:
+    a, prompt = answered(play, 3)
     said = [*prompt, *(token + 20 for token in ANSWER)]
-    assert talks.kept(session) == [] and talks.whole([*said, 7, 8], session, prompt=len(said) + 1) == 20
-    assert parted(talks, session) == 0 and talks.kept(session)[0] == len(said) + 2
+    play.turn([*said, 7, 8], a, prompt=len(said) + 1)
 
 
-@pytest.mark.parametrize("turns", [2, 3])
-@pytest.mark.parametrize("how", ["again", "shorter", "aborted"])
-def test_S14_a_turn_without_a_word_of_its_own_is_neither(backend: Backend, how: str, turns: int) -> None:
+@script(**PARTS, turns=(2, 3), at=("again", "shorter", "aborted"))
+def test_S14_a_turn_without_a_word_of_its_own_is_neither(play: Play) -> None:
     """The client wants another answer: it sends the same prompt, its beginning, or a prompt after an aborted turn.
 
     Such a turn leaves the session's count of partings as it is: it adds nothing and does not reset the count.
     """
-    talks, session, prompt = answered(backend, turns)
-    if how == "aborted":
-        talks.mem.end([talks.turn([*prompt, *ANSWER[:1], 7, 8], session)])
-        before = parted(talks, session)
-        talks.whole([*prompt, *ANSWER], session, prompt=len(prompt))
-        assert parted(talks, session) == before
+    a, prompt = answered(play, play.turns)
+    if play.at == "aborted":
+        play.end(*play.admit([*prompt, *ANSWER[:1], 7, 8], sessions=[a]), how="release")
+        play.turn([*prompt, *ANSWER], a, prompt=len(prompt))
     else:
-        talks.whole(prompt if how == "again" else prompt[:-2], session)
-        assert parted(talks, session) == turns - 1
+        play.turn(prompt if play.at == "again" else prompt[:-2], a)
 
 
-def test_S14_turns_without_an_answer_go_on_from_their_prompt(backend: Backend) -> None:
+@script(**PARTS)
+def test_S14_turns_without_an_answer_go_on_from_their_prompt(play: Play) -> None:
     """Turns may have no answer to go on from: a classifier answers with one token, which no step reads."""
-    talks, session, prompt = answered(backend, 3)
-    talks.whole([*prompt, 7, 8], session)
-    assert parted(talks, session) == 3
-    talks.whole([*prompt, 7, 8], session)
-    assert parted(talks, session) == 3  # the client sends the same prompt again
-    assert talks.whole([*prompt, 7, 8, 9], session) == 14 and parted(talks, session) == 0
-    assert talks.whole([*prompt, 7, 8, 9, 10], session) == len(prompt) + 3
+    a, prompt = answered(play, 3)
+    for more in ([7, 8], [7, 8], [7, 8, 9], [7, 8, 9, 10]):
+        play.turn([*prompt, *more], a)
 
 
-def test_S14_an_aborted_turn_gives_back_what_it_began_with(backend: Backend) -> None:
+@script(**PARTS, slots=4)
+def test_S14_an_aborted_turn_gives_back_what_it_began_with(play: Play) -> None:
     """Slots are short, so the row has taken over the cached state, which then has no other owner."""
-    talks, session, prompt = answered(backend, 3, slots=4)
-    talks.mem.prefix.evict_states(talks.mem.prefix.states - 1)  # type: ignore[union-attr]
-    (left,) = talks.cached()
-    others = talks.mem.pool.claim(talks.mem.free_slots)
-    row = talks.turn([*prompt, *range(170, 190)], session)
-    assert talks.mem.info(row).length == left and talks.cached() == []
-    talks.mem.end([row])
-    assert talks.kept(session) == [left] and parted(talks, session) > 1
-    talks.mem.pool.release(others)
-    assert talks.whole([*prompt, *range(170, 176)], session) == left
+    a, prompt = answered(play, 3)
+    play.evict(states=play.mem.prefix.states - 1)
+    others = play.admit(*[None] * play.mem.free_slots)
+    (row,) = play.admit([*prompt, *range(170, 190)], sessions=[a])
+    play.reached(taken_over=not play.mem.prefix.states)
+    play.end(row, *others, how="release")
+    play.turn([*prompt, *range(170, 176)], a)
 
 
-def test_S14_a_session_forgets_states_that_were_evicted(backend: Backend) -> None:
+@script(**PARTS)
+def test_S14_a_session_forgets_states_that_were_evicted(play: Play) -> None:
     """It forgets them even after a single parting, which decides nothing, and even if turns bring no new tokens."""
-    talks, session, prompt = answered(backend, 2)
+    a, prompt = answered(play, 2)
     for shorter in (0, 2, 4):
-        talks.whole(prompt[: len(prompt) - shorter], session)
-        talks.mem.prefix.evict_states(9)  # type: ignore[union-attr]
-    talks.whole(prompt[:3], session)
-    assert parted(talks, session) == 1
-    assert all(node.snapshot for node in owners.session(talks.mem, session).own)
+        play.turn(prompt[: len(prompt) - shorter], a)
+        play.evict(states=9)
+    play.turn(prompt[:3], a)
+    assert all(node.snapshot for node in owners.session(play.mem, a).own)
 
 
-@pytest.mark.parametrize(("same", "expected"), [(1, (2, 8)), (7, (0, 16))], ids=["its first token", "all but one"])
-def test_S14_a_turn_parts_where_no_state_of_the_answer_serves_it(
-    backend: Backend, same: int, expected: tuple[int, int]
-) -> None:
+@script(**PARTS, same=(1, 7))
+def test_S14_a_turn_parts_where_no_state_of_the_answer_serves_it(play: Play) -> None:
     """A state may serve the next turn because all answers begin with the same token, or serve none because the next
     prompt changes the last tokens of an answer.
     """
-    talks, session, prompt = answered(backend, 2)
-    last = [token + 10 for token in ANSWER]
-    start = talks.whole([*prompt, *last[:same], 7, 8], session)
-    assert (parted(talks, session), start) == expected
+    a, prompt = answered(play, 2)
+    play.turn([*prompt, *(token + 10 for token in ANSWER[: play.same]), 7, 8], a)
 
 
-@with_and_without_cache
-def test_S14_a_session_keeps_all_where_nothing_else_would(backend: Backend, cache: bool) -> None:
-    talks, session, _ = answered(backend, 4, cache=cache)
-    assert parted(talks, session) == 3 and bool(talks.kept(session)) != cache
+@script(strategy="redirect", prefix=(False, True))
+def test_S14_a_session_keeps_all_where_nothing_else_would(play: Play) -> None:
+    answered(play, 4)
 
 
-def test_S14_one_parting_alone_supersedes_nothing(backend: Backend) -> None:
+@script(**PARTS, slots=6)
+def test_S14_one_parting_alone_supersedes_nothing(play: Play) -> None:
     """A single parting may be an edit, so the policy ranks the states of answers and prompts alike."""
-    talks, session, _ = answered(backend, 2, slots=6)
-    talks.mem._parts.room.give_way(owners.session(talks.mem, session))
-    assert talks.cached() == [4, 8, 16] and talks.mem.prefix.superseded_states == 0  # type: ignore[union-attr]
+    a, _ = answered(play, 2)
+    play.rest(a)
+    for _ in range(3):
+        play.evict(states=1)
 
 
-def test_S14_what_was_left_under_another_salt_is_not_superseded(backend: Backend) -> None:
-    talks, session, prompt = answered(backend, 3)
-    row = talks.turn(prompt, session, salt="other")
-    assert parted(talks, session) == 3 and talks.mem.info(row).length == 0
-    assert talks.cached() == [4, 8, 12, 20] and talks.mem.prefix.superseded_states == 2  # type: ignore[union-attr]
+@script(**PARTS)
+def test_S14_what_was_left_under_another_salt_is_not_superseded(play: Play) -> None:
+    a, prompt = answered(play, 3)
+    play.turn(prompt, a, salt="other")
+    for _ in range(6):
+        play.evict(states=1)
 
 
-def test_S14_forks_part_like_what_they_come_from(backend: Backend) -> None:
-    talks, session, prompt = answered(backend, 3)
-    fork = talks.mem.sessions.fork(session, "b").session
-    talks.whole([*prompt, 7, *ANSWER], fork, prompt=len(prompt) + 1)
-    assert (parted(talks, session), parted(talks, fork)) == (2, 3) and not talks.kept(fork)
+@script(strategy=("ping-pong", "lazy", "redirect"), prefix=True)
+def test_S14_a_state_that_another_uses_is_superseded_no_longer(play: Play) -> None:
+    (a,) = play.open("a")
+    text = list(range(1, 16))
+    play.turn(text[:9], a)
+    play.turn(text, a)
+    play.turn([*text[:8], 99, 98])
+    play.turn([77] * 9)
+    for _ in range(8):
+        play.evict(states=1)
 
 
+@script(**PARTS)
+def test_S14_forks_part_like_what_they_come_from(play: Play) -> None:
+    a, prompt = answered(play, 3)
+    fork = play.fork_session(a)
+    play.turn([*prompt, 7, *ANSWER], fork, prompt=len(prompt) + 1)
+    play.turn([*prompt, 8, *ANSWER], a, prompt=len(prompt) + 1)
+
+
+@pytest.mark.script
 def test_S14_recover_keeps_the_count(backend: Backend) -> None:
-    talks, session, prompt = answered(backend, 3)
-    talks.mem.recover()
-    assert parted(talks, session) == 2
-    talks.whole([*prompt, *ANSWER], session, prompt=len(prompt))
-    assert parted(talks, session) == 2 and not talks.kept(session)
+    play = Play(backend, **PARTS)
+    a, prompt = answered(play, 3)
+    play.submit()
+    play.mem.recover()
+    (info,) = play.mem.sessions.infos()
+    assert (info.session, info.parted, info.states) == (a, 2, 0) and play.mem.match([*prompt, 7]).length

@@ -1,22 +1,25 @@
-"""Idle sessions make way: which goes first, what is found again, and what a refusal leaves.
+"""Idle sessions make way: which goes first, what is found again, and what a refusal leaves. Waiting for a tool.
 
-Snapshots every 4 tokens, pages of 2.
+The model judges each call: see `tests/proof/stateful/script.py`. Snapshots every 4 tokens, pages of 2.
 """
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, ClassVar
 
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.lease import NO_NODE
-from memstate.testing import Clock
+from tests.proof.injection.points import Tracer
+from tests.proof.stateful.script import ALL, Play, script
 from tests.support import owners
-from tests.support.planes import every_strategy
-from tests.support.talks import TEXT, Talks, counts
-from tests.support.ways import with_and_without_cache
 
-SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 2}  # strategy -> slots of a request with a snapshot
+T = list(range(1, 16))
+CACHES = {"prefix": (False, True)}
+KINDS = {"strategy": ALL, "overlap": True, **CACHES}
 
 
 def other(n: int, length: int = 9) -> list[int]:
@@ -24,243 +27,341 @@ def other(n: int, length: int = 9) -> list[int]:
     return [100 * n + at for at in range(length)]
 
 
-def talked(talks: Talks, *names: Any, **how: Any) -> list[ms.Session]:
+def talked(play: Play, *names: str, **how: Any) -> list[ms.Session]:
     """Opens a session per name and returns the sessions.
 
     One after the other, each session has one turn: a prompt of 1 token and an answer of 8 tokens.
     """
     sessions = []
     for n, name in enumerate(names, 1):
-        sessions.append(talks.mem.sessions.open(name, **{key: value[n - 1] for key, value in how.items()}))
-        talks.whole(other(n), sessions[-1], prompt=1)
+        sessions += play.open(name, **{key: value[n - 1] for key, value in how.items()})
+        play.turn(other(n), sessions[-1], prompt=1)
     return sessions
 
 
-def left(talks: Talks, sessions: list[ms.Session]) -> list[bool]:
-    """Returns for each session whether it still keeps states."""
-    return [bool(talks.kept(session)) for session in sessions]
-
-
-@every_strategy
-@with_and_without_cache
-def test_S1_idle_sessions_refuse_no_request(backend: Backend, name: str, cache: bool) -> None:
-    """Sessions fill the pool, then requests need all of it: all requests are admitted."""
-    few = backend.name != "reference"
-    talks = Talks(backend, name, cache=cache, slots=(1 if few else 3) * SLOTS[name], pages=24)
-    sessions = talked(talks, *("ab" if few else "abcdef"))
-    assert sum(left(talks, sessions)) >= 1
-    numbers, length = ((7,), 3) if few else ((7, 8, 9), 14)
-    rows = [talks.turn(other(n, length)) for n in numbers]
-    for row, n in zip(rows, numbers, strict=True):
-        talks.run(row, other(n, length))
-    talks.look()
-    if few:
-        return
+@script(**KINDS, slots=9, pages=24)
+def test_S1_idle_sessions_refuse_no_request(play: Play) -> None:
+    """Sessions fill the pool, then requests need all of it. All are admitted that fit: see `Play.finish`."""
+    sessions = talked(play, *"abcdef")
+    rows = [row for n in (7, 8, 9) for row in play.admit(other(n, 14))]
+    for row, n in zip(rows, (7, 8, 9), strict=False):
+        play.run(row, other(n, 14))
     for row in rows:
-        talks.end(row) if cache else talks.mem.end([row])
+        play.end(row, how="told" if play.settings.prefix else "release")
     for n, session in enumerate(sessions, 1):
-        start = talks.whole([*other(n), 1, 2], session)
-        assert start in (0, 4, 8, 9), start
+        play.turn([*other(n), 1, 2], session)
 
 
-@pytest.mark.parametrize("scarce", ["slots", "pages"])
-@with_and_without_cache
-def test_S2_the_least_recently_used_of_the_lowest_priority_goes_first(
-    backend: Backend, cache: bool, scarce: str
-) -> None:
-    room = {"slots": 5, "pages": 80} if scarce == "slots" else {"slots": 24, "pages": 26}
-    room["rows"] = 8
-    talks = Talks(backend, "none", cache=cache, sessions=ms.SessionLimits(share=0), **room)
-    sessions = talked(talks, *"abcde", priority=[0, 1, 0, 0, -1])
-    assert left(talks, sessions) == [True] * 5
-    talks.whole([*other(1), 1], sessions[0])
-    took = []
+@script(strategy=ALL, **CACHES, slots=6, rows=8)
+def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(play: Play) -> None:
+    talked(play, "a")
+    if play.settings.prefix:
+        play.evict(states=9)
+    play.submit()
+    play.mem.backend.counts.reset()
+    play.model.moving = 0
+    each = 1 + play.settings.lanes_at_admission
+    rows = play.admit(*[None] * (play.mem.free_slots // each + 1))
+    play.submit()
+    counted = play.mem.backend.counts
+    play.reached(made_way=play.mem.stats().sessions_emptied, admitted=len(rows))
+    assert counted.uploads == 1 and counted.total_launches <= 2
+
+
+@script(strategy="none", **CACHES, share=0.0, rows=8, room=({"slots": 5}, {"pages": 26}))
+def test_S2_the_least_recently_used_of_the_lowest_priority_goes_first(play: Play) -> None:
+    sessions = talked(play, *"abcde", priority=(0, 1, 0, 0, -1))
+    play.turn([*other(1), 1], sessions[0])
     for n in range(5):
-        row = talks.turn(other(7 + n, 9 if n or scarce == "slots" else 10))
-        took += [at for at, there in enumerate(left(talks, sessions)) if not there and at not in took]
-        talks.look()
-        talks.fed.setdefault(row, [])
-    assert took == [4, 2, 3, 0, 1]
+        play.admit(other(7 + n, 9))
 
 
-@pytest.mark.parametrize("scarce", [{"slots": 4}, {"pages": 12}], ids=["slots", "pages"])
-@with_and_without_cache
-def test_S2_a_session_makes_no_way_for_its_own_turn(backend: Backend, cache: bool, scarce: dict[str, int]) -> None:
+@script(strategy="ping-pong", overlap=True, **CACHES, per_session=1, room=({"slots": 4}, {"pages": 12}))
+def test_S2_a_session_makes_no_way_for_its_own_turn(play: Play) -> None:
     """The other session makes way, although it was used more recently."""
-    talks = Talks(backend, "ping-pong", cache=cache, sessions=ms.SessionLimits(per_session=1), **scarce)
-    first, second = talked(talks, *"ab")
-    elsewhere = talks.mem.pool.claim(1)
-    row = talks.turn([*other(1), *range(6)], first)
-    assert talks.mem.info(row).length == 9 and not talks.kept(second)
-    talks.run(row, [*other(1), *range(6)])
-    talks.mem.pool.release(elsewhere)
-    talks.end(row)
-    talks.look()
+    a, b = talked(play, "a", "b")
+    play.turn([*other(1), *range(6)], a)
+    play.turn([*other(2), *range(6)], b)
 
 
-@pytest.mark.parametrize("slots", [6, 9])
-def test_S12_marks_and_states_of_older_turns_cost_no_session_its_state(backend: Backend, slots: int) -> None:
+@script(strategy="redirect", prefix=True, per_session=1, rows=2, slots=(6, 9))
+def test_S12_marks_and_states_of_older_turns_cost_no_session_its_state(play: Play) -> None:
     """Six sessions take turns, and each keeps one state, whether or not the ends of their prompts find room."""
-    talks = Talks(
-        backend, "redirect", slots=slots, ends=True, sessions=ms.SessionLimits(per_session=1), rows=2,
-        prefix=ms.Prefix(ms.policies.Lru()),
-    )  # fmt: skip
-    texts = [other(n, 8) for n in range(6)]
-    sessions = [talks.mem.sessions.open(n) for n in range(6)]
+    texts, sessions = [other(n, 8) for n in range(6)], play.open(*"abcdef")
     for turn in range(3):
         for text, session in zip(texts, sessions, strict=True):
-            assert talks.whole(text, session) == (len(text) - 3 if turn else 0)
+            play.turn(text, session)
             text += [turn] * 3
-        if slots > 6:
-            talks.whole([900 + turn] * 3, prompt=1)
-    talks.look()
+        if play.settings.slots > 6:
+            play.turn([900 + turn] * 3, prompt=1)
+    play.reached(each=min(info.states for info in play.mem.sessions.infos()))
 
 
-@with_and_without_cache
-def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(backend: Backend, cache: bool) -> None:
-    """The prefix cache has those of the session's states that fill whole pages.
-
-    Without a cache, the next turn starts from 0.
-    """
-    talks = Talks(backend, "lazy", cache=cache, slots=4)
-    (session,) = talked(talks, "a")
-    assert talks.kept(session) == [9, 8]
-    talks.mem._parts.room.give_way(owners.session(talks.mem, session))
-    talks.look()
-    assert talks.kept(session) == [] and talks.mem.stats().held_by_sessions == 0
-    assert talks.mem.free_slots == (3 if cache else 4)
-    if talks.mem.prefix:
-        assert talks.mem.match([*other(1), 1]).length == 8
-    assert talks.whole([*other(1), 1, 2], session) == (8 if cache else 0)
-    assert talks.kept(session)[0] == 11
+@script(strategy=("lazy", "ping-pong", "redirect"), **CACHES, slots=4)
+def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(play: Play) -> None:
+    """The prefix cache has those of the session's states that fill whole pages. Without a cache, nobody has them."""
+    (a,) = talked(play, "a")
+    rows = play.admit(None, None)
+    play.end(*rows, how="release")
+    if play.settings.prefix:
+        play.match([*other(1), 1])
+    play.turn([*other(1), 1, 2], a)
 
 
+@script(strategy="lazy", overlap=True, **CACHES, slots=4)
+def test_what_a_turn_gives_back_is_room_for_it(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    play.admit([900])
+    play.turn([*T[:8], 50, 51], a)
+
+
+@script(strategy="none", prefix=True, slots=2, share=(1.0, 0.0))
+def test_S4_sessions_beyond_their_share_go_before_cached_states(play: Play) -> None:
+    """With share=1, cached states are evicted first; with share=0, the sessions are."""
+    play.turn(other(2, 8), prompt=1)
+    talked(play, "a")
+    play.end(*play.admit(other(5)), how="release")
+    play.match(other(2))
+
+
+@script(strategy="lazy", **CACHES, slots=8, pages=20, at=("admit", "poll", "extend"))
+def test_S5_an_expired_session_goes_first_and_at_the_next_poll(play: Play) -> None:
+    sessions = talked(play, *"abc", ttl=(None, 10, 20), priority=(0, 5, 5))
+    play.wait(10)
+    play.poll()
+    if play.at == "extend":
+        (row,) = play.admit(T[:1])
+    play.wait(1)
+    if play.at == "poll":
+        play.poll()
+    elif play.at == "admit":
+        play.end(*play.admit(T[:1]), how="release")
+    else:
+        play.extend(row, 14 if play.settings.prefix else 12)
+        play.end(row, how="release")
+    play.poll()
+    play.turn([*other(2), 1], sessions[1])
+
+
+@script(strategy="lazy", **CACHES)
+def test_S5_a_session_that_has_been_idle_for_exactly_its_time_to_live_stays(play: Play) -> None:
+    talked(play, *"abc", ttl=(1, 2, 3))
+    for _ in range(4):
+        play.wait(1)
+        play.poll()
+
+
+@script(strategy="lazy", per_session=1, most_kept=2, **CACHES)
+def test_S6_limits_of_states_hold_when_a_turn_ends(play: Play) -> None:
+    talked(play, *"abc", priority=(1, 0, 0))
+
+
+@script(strategy="lazy", **CACHES, at=("told", "release", "cancel"))
+def test_S8_a_session_closed_during_a_turn_closes_at_its_end(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:5], a)
+    (row,) = play.admit(T, sessions=[a])
+    play.run(row, T[:8])
+    play.close(a)
+    play.close(a)
+    play.admit(T, sessions=[a])
+    if play.at == "cancel":
+        play.cancel(play.step([row], 1, run=False), how="told")
+    else:
+        play.end(row, how=play.at)
+
+
+@script(strategy="none", **CACHES, slots=4, pages=20, rows=8)
+def test_S9_a_refusal_takes_nothing_from_idle_sessions(play: Play) -> None:
+    """Even all slots or all pages of the idle sessions would not be enough."""
+    talked(play, "a", "b")
+    play.admit(*[None] * 5)
+    play.admit(None, length=44)
+    play.reached("OutOfSlots", "OutOfPages")
+
+
+# A client that waits for a tool: its session makes way sooner, later or at once
+
+
+@script(strategy="none", **CACHES, slots=3, share=1.0)
+def test_S15_a_priority_that_is_set_counts_at_once(play: Play) -> None:
+    """A setting that is not given stays."""
+    a, _, _ = talked(play, *"abc", ttl=(60, None, None))
+    play.set(a, priority=1)
+    play.end(*play.admit(None), how="release")
+    play.set(a, priority=-1)
+    play.end(*play.admit(None, None), how="release")
+
+
+@script(strategy="none", prefix=True)
+def test_S15_a_time_to_live_that_is_set_counts_from_the_last_turn(play: Play) -> None:
+    a, b, _ = talked(play, *"abc", ttl=(None, 10, 10), priority=(4, 5, 6))
+    play.wait(8)
+    play.set(a, ttl=9)
+    play.set(b, ttl=None)
+    for seconds in (0, 1, 0.5, 89.5):
+        play.wait(seconds)
+        play.poll()
+    play.set(b, ttl=99)  # idle for exactly its time to live, so the session stays
+    play.poll()
+    play.set(b, ttl=0)
+    play.poll()
+
+
+CALLS: dict[str, Callable[[ms.StateManager, ms.Session], object]] = {
+    "set": lambda mem, session: mem.sessions.set(session, priority=3, ttl=1),
+    "rest": lambda mem, session: mem.sessions.rest(session),
+}
+
+
+@script(strategy="redirect", prefix=True, at=tuple(CALLS))
+def test_S15_a_session_that_runs_or_is_closed_is_refused_by_name(play: Play) -> None:
+    call = lambda session: lambda: CALLS[play.at](play.mem, session)  # noqa: E731
+    (a,) = talked(play, "a")
+    (row,) = play.admit([*other(1), 1], sessions=[a])
+    play.refuses(ms.InvalidArgument, call(a), f"'a' has a turn running in row {row.index}: one turn at a time")
+    play.close(a)
+    play.refuses(ms.StaleHandle, call(a), "it was closed")
+    play.refuses(ms.InvalidArgument, call("a"), "is no session")
+
+
+@script(strategy=ALL, overlap=False, prefix=True, waiting=(False, True))
+def test_S16_a_session_rests_in_the_cache_and_goes_on_from_there(play: Play) -> None:
+    """A rest does not count as making way; a second rest finds nothing."""
+    (a,) = talked(play, "a")
+    if play.waiting:
+        (row,) = play.admit(T[:3])
+        flight = play.step([row], 3, run=False)
+    for _ in range(2):
+        play.rest(a)
+    if play.waiting:
+        play.cancel(flight)
+    assert play.mem.stats().sessions_emptied == 0
+    play.match([*other(1), 1])
+    play.turn([*other(1), 1, 2], a)
+
+
+@script(strategy="redirect", **CACHES)
+def test_S16_what_a_session_without_a_cache_keeps_is_not_thrown_away(play: Play) -> None:
+    """A session without states stays as it is."""
+    a, b = *talked(play, "a"), *play.open("b")
+    play.rest(b)
+    play.rest(a)
+    for n, session in ((1, a), (5, b)):
+        play.turn(other(n), session, prompt=1)
+        play.turn([*other(n), 1], session)
+
+
+@pytest.mark.script
+def test_S16_a_rest_says_that_there_is_no_cache(backend: Backend) -> None:
+    play = Play(backend)
+    (a,) = play.open("a")
+    with pytest.raises(ms.ConfigurationError, match=r"there is no prefix cache .* prefix=ms.Prefix\(\)"):
+        play.mem.sessions.rest(a)
+
+
+@script(strategy="redirect", prefix=True)
+def test_S16_one_that_has_expired_leaves_nothing(play: Play) -> None:
+    """A rest empties an expired session, as the next poll would do."""
+    (a,) = talked(play, "a", ttl=[5])
+    play.wait(6)
+    play.rest(a)
+
+
+@script(strategy=ALL, prefix=True)
+def test_S16_a_fork_keeps_the_state_that_it_shares(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:8], a, prompt=1)
+    twin = play.fork_session(a)
+    play.rest(a)
+    play.turn(T[:10], twin)
+    play.rest(twin)
+    play.turn(T[:12], a)
+
+
+@script(strategy="redirect", prefix=True, per_session=1)
+def test_S16_where_the_answer_fills_no_page_the_end_of_the_prompt_goes_last_again(play: Play) -> None:
+    """While the session kept a newer state, the prompt's state was the first to go; after a rest it is not."""
+    (a,) = play.open("a")
+    for length, prompt in ((7, 5), (15, 13)):
+        play.turn(T[:length], a, prompt=prompt)
+    play.rest(a)
+    play.evict(states=1)
+    play.turn([*T, 1], a)
+
+
+@pytest.mark.script
+def test_S16_wherever_a_rest_is_interrupted_no_state_has_two_owners(backend: Backend) -> None:
+    """Interrupts a rest at each point where the session releases what it shares with a fork, and then recovers."""
+
+    class Seen(Tracer):
+        points: ClassVar[list[str]] = []
+
+        def _point(self, frame: FrameType, event: str) -> None:
+            super()._point(frame, event)
+            self.points.append(frame.f_code.co_name)
+
+    def rested(tracer: Tracer) -> tuple[ms.StateManager, list[ms.Session]]:
+        play = Play(backend, strategy="redirect", prefix=True)
+        (a,) = play.open("a")
+        play.turn(T[:8], a, prompt=1)
+        twin = play.fork_session(a)
+        play.submit()
+        with suppress(KeyboardInterrupt):
+            tracer.run(lambda: play.mem.sessions.rest(a))
+        return play.mem, [a, twin]
+
+    rested(Seen())
+    for at in [at for at, name in enumerate(Seen.points, 1) if name in ("empty", "_let_go", "give")]:
+        mem, sessions = rested(tracer := Tracer(at, KeyboardInterrupt()))
+        mem.recover()
+        assert mem.audit().clean, tracer.place
+        rows = mem.admit([ms.Request(n, tokens=T[:10], session=one) for n, one in enumerate(sessions)])
+        mem.settle(mem.plan(rows, [1, 1]))
+        assert mem.audit().clean, tracer.place
+
+
+@pytest.mark.script
 def test_S3_a_state_that_was_being_handed_over_has_one_owner_after_recover(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talks = Talks(backend, "lazy", slots=4)
-    (session,) = talked(talks, "a")
-    talks.mem.submit()
+    play = Play(backend, strategy="lazy", overlap=True, prefix=True, slots=4)
+    mem, (a,) = play.mem, talked(play, "a")
+    play.submit()
     with monkeypatch.context() as patch:
-        patch.setattr(talks.mem.prefix.settings.states, "added", lambda *_: 1 / 0)  # type: ignore[union-attr]
+        patch.setattr(mem.prefix.settings.states, "added", lambda *_: 1 / 0)  # type: ignore[union-attr]
         with pytest.raises(ZeroDivisionError):
-            talks.mem.admit([ms.Request(n) for n in range(2)])
-    talks.mem.recover()
-    talks.look()
-    assert talks.kept(session) == [9] and talks.mem.match([*other(1), 1]).length == 8
-    assert talks.whole([*other(1), 1], session) == 9
+            mem.admit([ms.Request(n) for n in range(2)])
+    mem.recover()
+    assert [snap.length for snap in owners.session(mem, a).kept] == [9] and mem.match([*other(1), 1]).length == 8
+    (row,) = mem.admit([ms.Request("again", tokens=[*other(1), 1], session=a)])
+    assert mem.info(row).length == 9 and mem.audit().clean
 
 
-def test_S4_sessions_beyond_their_share_go_before_cached_states(backend: Backend) -> None:
-    """With share=1, cached states are evicted first; with share=0, the sessions are."""
-    for share, kept, cached in ((1.0, True, 0), (0.0, False, 8)):
-        talks = Talks(backend, "none", slots=2, sessions=ms.SessionLimits(share=share))
-        talks.whole(other(2, 8), prompt=1)
-        sessions = talked(talks, "a")
-        talks.mem.end([talks.turn(other(5))])
-        assert left(talks, sessions) == [kept] and talks.mem.match(other(2)).length == cached
-        talks.look()
+@pytest.mark.script
+def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that starts from the cache releases the lease of the session's path to make room.
 
+    Others may then take the KV.
+    """
+    play, text = Play(Backend("reference"), strategy="redirect", overlap=True, prefix=True), list(range(1, 12))
+    mem, (a,) = play.mem, play.open("chat")
+    play.turn(text, a, prompt=8)
+    play.turn([*text, *range(50, 56)], a, prompt=14)
+    real, paths = mem._parts.admission.make_room, []
 
-@pytest.mark.parametrize("at", ["admit", "poll", "extend"])
-@with_and_without_cache
-def test_S5_an_expired_session_goes_first_and_at_the_next_poll(backend: Backend, cache: bool, at: str) -> None:
-    clock = Clock()
-    talks = Talks(backend, "lazy", cache=cache, slots=8, pages=20, sessions=ms.SessionLimits(clock=clock))
-    mem = talks.mem
-    sessions = talked(talks, *"abc", ttl=[None, 10, 20], priority=[0, 5, 5])
-    clock.now = 10.0
-    mem.poll()
-    assert left(talks, sessions) == [True] * 3
-    clock.now = 11.0
-    if at == "poll":
-        mem.poll()
-    elif at == "admit":
-        mem.end([talks.turn(TEXT[:1])])
-    else:
-        clock.now = 0.0
-        row = talks.turn(TEXT[:1])
-        clock.now = 11.0
-        mem.extend([row], [14 if cache else 12])
-        talks.fed[row] = []
-    assert left(talks, sessions) == [True, False, True]
-    assert not mem.prefix or not mem.match([*other(2), 1]).length
-    talks.look()
-    assert [info.idle for info in mem.sessions.infos()] == [11.0] * 3
-    assert talks.whole([*other(2), 1], sessions[1]) == 0
+    def make_room(rows: int, pages: int, slots: int) -> Any:
+        paths.append(owners.session(mem, a).path)
+        if len(paths) > 1:
+            return real(rows, pages, slots)
+        mem.prefix.evict_pages(80)
+        return ms.OutOfSlots(slots, 0, 0)
 
-
-def test_S5_sessions_are_listed(backend: Backend) -> None:
-    clock = Clock()
-    talks = Talks(backend, "lazy", sessions=ms.SessionLimits(clock=clock))
-    mem = talks.mem
-    clock.now = 1.0
-    first, second = mem.sessions.open("a", priority=2, ttl=60), mem.sessions.open("b")
-    clock.now = 3.0
-    talks.whole(TEXT[:9], first, prompt=1)
-    row = talks.turn(TEXT[:3], second)
-    clock.now = 4.0
-    mem.sessions.close(second)
-    assert mem.sessions.infos() == [
-        ms.prefix.SessionInfo(first, False, False, tokens=9, states=2, pages=5, priority=2, age=3.0, idle=1.0, ttl=60),
-        ms.prefix.SessionInfo(second, True, True, tokens=0, states=0, pages=0, priority=0, age=3.0, idle=0.0, ttl=None),
-    ]
-    mem.end([row])
-    assert [info.session for info in mem.sessions.infos()] == [first]
-
-
-def test_S6_limits_of_states_hold_when_a_turn_ends(backend: Backend) -> None:
-    talks = Talks(backend, "lazy", sessions=ms.SessionLimits(per_session=1, most_states=2))
-    sessions = talked(talks, *"abc", priority=[1, 0, 0])
-    assert [talks.kept(session) for session in sessions] == [[9], [], [9]]
-    assert talks.mem.stats().held_by_sessions == 2
-    talks.look()
-
-
-@pytest.mark.parametrize("how", ["cache", "nothing", "cancel"])
-@with_and_without_cache
-def test_S8_a_session_closed_during_a_turn_closes_at_its_end(backend: Backend, cache: bool, how: str) -> None:
-    talks = Talks(backend, "lazy", cache=cache)
-    mem = talks.mem
-    session = mem.sessions.open("a")
-    talks.whole(TEXT[:5], session)
-    row = talks.turn(TEXT, session)
-    talks.run(row, TEXT[:8])
-    mem.sessions.close(session)
-    for again in (lambda: mem.sessions.close(session), lambda: talks.turn(TEXT, session)):
-        with pytest.raises(ms.StaleHandle):
-            again()
-    assert mem.sessions.infos()[0].closing
-    talks.look()
-    if how == "cancel":
-        mem.extend([row], [9])
-        mem.cancel(mem.plan([row]), keep="cache", tokens=[TEXT[:8]])
-    elif how == "nothing":
-        mem.end([row])
-    else:
-        mem.end([row], keep="cache", tokens=[TEXT[:8]])
-    assert mem.sessions.infos() == [] and mem.stats().held_by_sessions == 0 and not owners.sessions(mem).by_row
-    talks.look()
-    if mem.prefix and how == "cache":
-        assert mem.match([*TEXT[:8], 1]).length == 8
-    elif not mem.prefix:
-        assert counts(talks)[:2] == (24, 80)
-
-
-def test_S9_a_refusal_takes_nothing_from_idle_sessions(backend: Backend) -> None:
-    """Even all slots or all pages of the idle sessions would not be enough."""
-    for cache in (True, False):
-        talks = Talks(backend, "none", cache=cache, slots=4, pages=20, rows=8)
-        sessions = talked(talks, *"ab")
-        before = counts(talks), [talks.kept(session) for session in sessions]
-        for error, requests in (
-            (ms.OutOfSlots, [ms.Request(n) for n in range(5)]),
-            (ms.OutOfPages, [ms.Request(0, length=44)]),
-        ):
-            with pytest.raises(error):
-                talks.mem.admit(requests)
-            assert before == (counts(talks), [talks.kept(session) for session in sessions])
-        talks.look()
+    monkeypatch.setattr(mem._parts.admission, "make_room", make_room)
+    (row,) = mem.admit([ms.Request("turn", tokens=[*text[:8], 99, 98, 97], session=a)])
+    before, after = paths
+    assert before.end == 8 and after is NO_NODE and mem.info(row).length == 6 and mem.audit().clean
 
 
 def test_G1_limits_that_are_none_are_refused() -> None:
@@ -269,57 +370,14 @@ def test_G1_limits_that_are_none_are_refused() -> None:
             ms.SessionLimits(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"priority": 0.5}, {"priority": True}, {"ttl": -1}, {"ttl": "x"}, {"ttl": True}, {"ttl": 10**400}]
-)
-def test_G1_numbers_of_a_session_are_checked(backend: Backend, wrong: dict[str, Any]) -> None:
-    talks = Talks(backend, "none")
-    with pytest.raises(ms.InvalidArgument):
-        talks.mem.sessions.open("a", **wrong)
-    assert talks.mem.sessions.infos() == []
+NUMBERS = ({"priority": 0.5}, {"priority": True}, {"ttl": -1}, {"ttl": "x"}, {"ttl": True}, {"ttl": 10**400})
+MORE = ({"priority": None}, {"priority": 1.5, "ttl": 3}, {"priority": 3, "ttl": -1})
 
 
-@every_strategy
-@with_and_without_cache
-def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(backend: Backend, name: str, cache: bool) -> None:
-    talks = Talks(backend, name, cache=cache, slots=2 * SLOTS[name])
-    sessions = talked(talks, "a")
-    if talks.mem.prefix:
-        talks.mem.prefix.evict_states(9)
-    talks.mem.submit()
-    talks.mem.backend.counts.reset()
-    rows = talks.mem.admit(
-        [ms.Request(n) for n in range(talks.mem.free_slots // talks.mem._parts.admission.per_request + 1)]
-    )
-    talks.mem.submit()
-    counted = talks.mem.backend.counts
-    assert left(talks, sessions) == [False] and counted.uploads == 1 and counted.total_launches <= 2
-    talks.mem.end(rows)
-
-
-def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that starts from the cache releases the lease of the session's path to make room.
-
-    Others may then take the KV.
-    """
-    talks = Talks(Backend("reference"), "redirect")
-    mem, text = talks.mem, list(range(1, 12))
-    session = mem.sessions.open("chat")
-    talks.whole(text, session, prompt=8)
-    talks.whole([*text, *range(50, 56)], session, prompt=14)
-    real, paths = mem._parts.admission.make_room, []
-
-    def make_room(rows: int, pages: int, slots: int) -> Any:
-        paths.append(owners.session(mem, session).path)
-        if len(paths) > 1:
-            return real(rows, pages, slots)
-        mem.prefix.evict_pages(80)
-        return ms.OutOfSlots(slots, 0, 0)
-
-    monkeypatch.setattr(mem._parts.admission, "make_room", make_room)
-    row = talks.turn([*text[:8], 99, 98, 97], session)
-    before, after = paths
-    assert before.end == 8 and after is NO_NODE and mem.info(row).length == 6
-    talks.run(row, [*text[:8], 99, 98, 97])
-    talks.end(row)
-    talks.all_free()
+@script(strategy="none", prefix=True)
+def test_G1_numbers_of_a_session_are_checked(play: Play) -> None:
+    (a,) = play.open("a", priority=2, ttl=5)
+    for wrong in NUMBERS:
+        play.refuses(ms.InvalidArgument, lambda wrong=wrong: play.mem.sessions.open("b", **wrong))
+    for wrong in (*NUMBERS, *MORE):
+        play.refuses(ms.InvalidArgument, lambda wrong=wrong: play.mem.sessions.set(a, **wrong), "expected")

@@ -1,133 +1,230 @@
-"""Sessions: what a turn leaves to the next turn, and from which state that turn goes on.
+"""Sessions: what a turn leaves to the next turn, from which state that turn goes on, and forks.
 
-Snapshots every 4 tokens, pages of 2.
+The model judges each call: see `tests/proof/stateful/script.py`. Snapshots every 4 tokens, pages of 2.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import memstate as ms
-from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Count
-from tests.support import inside, owners
-from tests.support.planes import both_orders, every_strategy
-from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
-from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
+from tests.proof.stateful.script import ALL, COPIED, Play, script
+from tests.support import owners
+
+T = list(range(1, 16))
+CACHES = {"prefix": (False, True)}
+WAYS = {"strategy": ALL, "overlap": (False, True), **CACHES}
+KINDS = {"strategy": ALL, "overlap": True, **CACHES}
 
 
-@every_way_and_cache
-def test_B69_a_turn_that_ends_moves_everything_to_the_session(
-    backend: Backend, name: str, overlap: bool, cache: bool
-) -> None:
+@script(**WAYS)
+def test_B69_a_turn_that_ends_moves_everything_to_the_session(play: Play) -> None:
     """States at marks of the prompt go to the cache, if there is one."""
-    talks, mem, session = told(backend, name, overlap, cache)
-    row = talks.turn(TEXT[:9], session, snapshot_at=[6])
-    talks.run(row, TEXT[:9])
-    held = sorted((talks.label(row, part), talks.slot(row, part)) for part in range(3) if talks.label(row, part))
-    pages = owners.pages_of(mem, row)
-    talks.end(row)
-    lanes = {"none": [], "ping-pong": [8, 4] if overlap else [8]}.get(name, [8]) if not cache else []
-    marks = ([6] if name == "none" else [4, 6, 8]) if cache else []
-    assert row_holds_nothing(mem, row.index) and talks.kept(session) == [9, *lanes] and talks.cached() == marks
-    talk = owners.session(mem, session)
-    assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and list(talk.pages) == pages
-    owned = {"session": len(held)} | ({"cached": len(marks)} if marks else {})
-    assert mem.free_slots == 24 - len(held) - len(marks) and mem.audit().owned_by_kind == owned
-    said = {owner for owner in mem._reports.owners().values() if owner[0] == "session"}
-    assert said == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
+    (a,) = play.open("a")
+    play.turn(T[:9], a, snapshot_at=[6])
+    play.audit()
+    play.turn(T, a)
 
 
-@every_way_and_cache
-def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
-    backend: Backend, name: str, overlap: bool, cache: bool
-) -> None:
+@script(**WAYS)
+def test_B73_the_next_turn_goes_on_where_the_last_one_ended(play: Play) -> None:
     """The turn takes moves only: no byte is copied or zeroed, no slot changes, and pages stay."""
-    talks, mem, session = told(backend, name, overlap, cache)
-    assert talks.whole(TEXT[:7], session) == 0
-    moved, spent = mem.stats(), mem.backend.counts.launches.copy()
-    pages, slots = list(owners.session(mem, session).pages), [talks.node(s) for s in owners.session(mem, session).kept]
-    row = talks.turn(TEXT[:12], session)
-    mem.submit()
-    assert mem.info(row).length == mem.info(row).confirmed == 7 and owners.pages_of(mem, row)[:4] == pages
-    assert [talks.slot(row, part) for part in range(len(slots))] == slots
-    now = mem.stats()
-    assert (now.copied_bytes, now.zeroed_bytes) == (moved.copied_bytes, moved.zeroed_bytes)
-    assert (mem.backend.counts.launches - spent) == {"ownership": 1}
-    talks.run(row, TEXT[:12])
-    talks.end(row)
-    assert talks.whole(TEXT, session) == 12
+    (a,) = play.open("a")
+    for length in (7, 9, 12, 15):
+        play.turn(T[:length], a)
 
 
-@every_strategy
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ([*TEXT[:8], 50, 51], {"none": 0, "ping-pong": 8, "lazy": 8, "redirect": 8}),
-        ([*TEXT[:6], 50, 51], {"none": 0, "ping-pong": 4, "lazy": 4, "redirect": 4}),
-        ([50, *TEXT[1:]], {"none": 0, "ping-pong": 0, "lazy": 0, "redirect": 0}),
-        (TEXT[:9], {"none": 0, "ping-pong": 8, "lazy": 8, "redirect": 8}),  # the last token is always computed
-        (TEXT[:8], {"none": 0, "ping-pong": 4, "lazy": 4, "redirect": 4}),
-        (TEXT[:10], dict.fromkeys(["none", "ping-pong", "lazy", "redirect"], 9)),
-    ],
-    ids=["after 8", "after 6", "at once", "nothing new", "shorter", "not at all"],
-)
-def test_B73_an_edited_history_goes_on_from_an_older_state(
-    backend: Backend, name: str, text: list[int], expected: dict[str, int]
-) -> None:
+EDITS = ([*T[:8], 50, 51], [*T[:6], 50, 51], [50, *T[1:]], T[:9], T[:8], T[:10])
+
+
+@script(**KINDS)
+def test_B73_an_edited_history_goes_on_from_an_older_state(play: Play) -> None:
     """States beyond the common beginning of both histories are released; a cached state at a mark may remain."""
-    talks, _, session = told(backend, name, first=9)
-    assert talks.kept(session) == [9] and talks.cached() == ([] if name == "none" else [4, 8])
-    assert talks.whole(text, session) == expected[name]
-    assert talks.whole([*text, 60], session) == len(text)
+    for text in EDITS:
+        (a,) = play.open("a")
+        play.turn(T[:9], a)
+        play.turn(text, a)
+        play.turn([*text, 60], a)
+        play.close(a)
 
 
-@both_orders
-@with_and_without_cache
-def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cache: bool) -> None:
-    talks, mem, session = told(backend, "redirect", overlap, cache, first=5)
-
-    def refused(*requests: ms.Request) -> None:
-        before = (*counts(talks), talks.kept(session), bool(inside.commands(mem).queue))
-        with pytest.raises(ms.InvalidArgument, match="one turn at a time"):
-            mem.admit(requests)
-        assert before == (*counts(talks), talks.kept(session), bool(inside.commands(mem).queue))
-        talks.look()
-
-    turn, other = ms.Request("turn", tokens=TEXT, session=session), ms.Request("other", tokens=TEXT)
-    refused(turn, other, ms.Request("second", tokens=TEXT[:9], session=session))
-    row = talks.turn(TEXT, session)
-    refused(turn)
-    refused(other, turn)
-    talks.run(row, TEXT)
-    refused(turn)
-    talks.end(row)
-    assert talks.whole([*TEXT, 1], session) == 15
+@script(strategy="redirect", overlap=(False, True), **CACHES)
+def test_B73_two_turns_at_once_are_refused(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:5], a)
+    twice = [ms.Request(name, tokens=T, session=a) for name in "ab"]
+    play.refuses(ms.InvalidArgument, lambda: play.mem.admit(twice), "one turn at a time")
+    play.admit(T, T[:9], [1], sessions=[a, a, None])
+    (row,) = play.admit(T, sessions=[a])
+    play.refuses(ms.InvalidArgument, lambda: play.mem.admit(twice[:1]), "one turn at a time")
+    play.run(row, T)
+    play.admit(T, [1], sessions=[a, None])
+    play.end(row)
+    play.turn([*T, 1], a)
 
 
-@every_strategy_and_order
-def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
-    """A session gives back all that it holds.
+@script(strategy=("ping-pong", "lazy"), overlap=True, prefix=True)
+def test_a_session_leases_no_further_than_its_state(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:11], a, prompt=1, dead=True)
+    play.evict(pages=99)
+    play.turn(T, a)
 
-    Sessions are also closed before their first turn, and after a dead step.
-    """
-    talks = Talks(backend, name, overlap)
-    mem = talks.mem
-    for turns in ([], [7], [7, 9], [3], [1]):
-        session = mem.sessions.open("a")
-        for length in turns:
-            row = talks.turn(TEXT[:length], session)
-            talks.run(row, TEXT[:length], dead=overlap and length != 9)
-            talks.end(row)
-        free, held = mem.free_slots, len(talks.kept(session))
-        mem.sessions.close(session)
-        assert mem.free_slots == free + held
-        for again in (lambda: mem.sessions.close(session), lambda: talks.turn(TEXT, session)):  # noqa: B023
-            with pytest.raises(ms.StaleHandle, match=r"it was closed, ended by recover"):
-                again()
-        talks.look()
-        assert talks.count(Count.DOUBLE_RELEASE) == talks.count(Count.OUT_OF_RANGE) == 0
+
+@script(strategy=ALL, overlap=(False, True), prefix=True)
+def test_B72_a_session_can_be_closed_whenever_no_turn_runs(play: Play) -> None:
+    """A session gives back all that it holds, also before its first turn, and after a dead step."""
+    for lengths in ([], [7], [7, 9], [3], [1]):
+        (a,) = play.open("a")
+        for length in lengths:
+            play.turn(T[:length], a, dead=play.settings.overlap and length != 9)
+        play.close(a)
+        play.close(a)
+        play.admit(T, sessions=[a])
+        play.refuses(ms.StaleHandle, lambda a=a: play.mem.sessions.close(a), r"it was closed, ended by recover")
+
+
+@script(strategy=ALL, overlap=(False, True), **CACHES)
+def test_B71_an_aborted_turn_goes_back_to_where_it_began(play: Play) -> None:
+    """The session gets back its older states, if registers still hold them; what the turn computed is lost."""
+    for steps, settled in ((1, True), (3, False), (4, False), (5, True)):
+        (a,) = play.open("a")
+        play.turn(T[:9], a)
+        (row,) = play.admit(T, sessions=[a])
+        play.run(row, T[: 8 + steps])
+        play.step([row], 1)
+        if settled:
+            play.land()
+        play.end(row, how="release")
+        play.turn([*T[:9], 70, 71], a)
+        play.close(a)
+
+
+@script(strategy=ALL)
+def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(play: Play) -> None:
+    """A turn from the state of 9 tokens would write to a page that has another owner too."""
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    (row,) = play.admit(T, sessions=[a])
+    with play.shared(owners.pages_of(play.mem, row)[4:5]):
+        play.end(row, how="release")
+    play.turn([*T[:9], 70], a)
+
+
+@script(strategy=ALL, **CACHES)
+def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    play.refuses(ms.InvalidArgument, lambda: play.mem.device.sleep(keep=False), "slots are held")
+    play.sleep()
+    play.open("b")
+    play.close(a)
+    play.admit(T)
+    play.reached("Asleep")
+    play.wake()
+    play.turn(T, a)
+    (running,) = play.admit([*T, 1], sessions=[a])
+    play.reset()
+    play.close(a)
+    play.admit(T, sessions=[a])
+    play.refuses(ms.StaleHandle, lambda: play.mem.end([running], keep="cache", tokens=[T]))
+    (b,) = play.open("a")
+    play.turn(T[:9], b)
+    play.turn(T, b)
+
+
+# Forks: a conversation goes on in two ways from one state
+
+
+@script(strategy=(*ALL, COPIED), overlap=(False, True), **CACHES, case=((4, 8), (4, 9)), at=("a", "twin"))
+def test_S13_both_go_on_from_one_state_and_neither_sees_what_the_other_says(play: Play) -> None:
+    first, (a,) = T[: play.case[1]], play.open("a")
+    play.turn(first, a)
+    twin = play.fork_session(a)
+    one, two = (a, twin) if play.at == "a" else (twin, a)
+    play.turn([*first, 50, 51, 52, 53], one)
+    play.turn([*first, 60, 61, 62], two)
+    play.turn([*first, 60, 61, 62, 1], two)
+    play.turn([*first, 50, 51, 52, 53, 1], one)
+
+
+@script(**KINDS, at=("in one call", "one by one"))
+def test_S13_turns_of_all_forks_begin_together(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    forks = [a, play.fork_session(a)]
+    forks.append(play.fork_session(forks[1], "of a fork"))
+    texts = [[*T[:9], 50 + n, 51] for n in range(3)]
+    if play.at == "in one call":
+        rows = play.admit(*texts, sessions=forks)
+    else:  # the first step of each is still to come
+        rows = [row for text, fork in zip(texts, forks, strict=True) for row in play.admit(text, sessions=[fork])]
+    for row, text in zip(rows, texts, strict=True):
+        play.run(row, text)
+    play.end(*rows)
+    for fork, text in zip(forks, texts, strict=True):
+        play.turn([*text, 1], fork)
+
+
+@script(strategy="redirect", **CACHES, at=("a", "twin"))
+def test_S13_closing_one_leaves_the_other(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    twin = play.fork_session(a)
+    one, two = (a, twin) if play.at == "a" else (twin, a)
+    play.close(one)
+    play.turn([*T[:9], 50, 51], two)
+    play.close(two)
+
+
+@script(**KINDS, slots=6, pages=24, rows=3)
+def test_S13_forks_make_way_together_where_others_need_the_room(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    twin, rows = play.fork_session(a), []
+    while more := play.admit([100 + len(rows)] * 5):
+        rows += more
+    play.reached("OutOfSlots" if "OutOfSlots" in play.machine.errors else "OutOfRows")
+    for row in rows:
+        play.run(row, [])
+        play.end(row, how="release")
+    play.turn([*T[:9], 50], a)
+    play.turn([*T[:9], 60], twin)
+
+
+@script(strategy="redirect", slots=3, rows=3)
+def test_S13_a_state_that_a_row_is_about_to_read_makes_no_room(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    twin = play.fork_session(a)
+    (row,) = play.admit([*T[:9], 50], sessions=[a])
+    play.admit(None)
+    play.admit(None)
+    play.reached("OutOfSlots")
+    play.run(row, [*T[:9], 50])
+    play.end(row)
+    play.turn([*T[:9], 60], twin)
+
+
+@script(strategy="redirect", prefix=True, pages=10)
+def test_S13_what_cannot_be_forked_is_refused_and_changes_nothing(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    play.refuses(ms.InvalidArgument, lambda: play.mem.sessions.fork(a, ["a"]), "session")  # type: ignore[arg-type]
+    (row,) = play.admit([*T[:9], 1], sessions=[a])
+    play.refuses(ms.InvalidArgument, lambda: play.mem.sessions.fork(a, "b"), "turn running")
+    play.run(row, [*T[:9], 1, 2])
+    play.end(row)
+    (held,) = play.admit(None, length=2 * play.mem.free_pages)
+    play.fork_session(a)
+    play.reached("OutOfPages")
+    play.end(held, how="release")
+    play.close(a)
+    play.refuses(ms.StaleHandle, lambda: play.mem.sessions.fork(a, "b"), "closed")
+    (b,) = play.open("empty")
+    play.turn(T[:3], play.fork_session(b))
+
+
+# Misuse
 
 
 def ask(mem: ms.StateManager, **more: Any) -> ms.Rows:
@@ -137,68 +234,42 @@ def ask(mem: ms.StateManager, **more: Any) -> ms.Rows:
 REFUSED: dict[str, Callable[[ms.StateManager, ms.Session, ms.Snapshot], object]] = {
     "no tokens": lambda mem, session, snap: ask(mem, session=session),
     "no token": lambda mem, session, snap: ask(mem, tokens=[], session=session),
-    "a state as well": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, resume=snap),
-    "a name": lambda mem, session, snap: ask(mem, tokens=TEXT, session="a"),
-    "a salt that is no key": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, salt=["a"]),
+    "a state as well": lambda mem, session, snap: ask(mem, tokens=T, session=session, resume=snap),
+    "a name": lambda mem, session, snap: ask(mem, tokens=T, session="a"),
+    "a salt that is no key": lambda mem, session, snap: ask(mem, tokens=T, session=session, salt=["a"]),
     "a name that is no key": lambda mem, session, snap: mem.sessions.open(["a"]),  # type: ignore[arg-type]
     "a row": lambda mem, session, snap: mem.sessions.close(ms.Row(1, 1)),  # type: ignore[arg-type]
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_G1_misuse_is_refused_and_changes_nothing(backend: Backend, case: str) -> None:
-    talks, _, session = told(backend, "ping-pong", cache=False, first=9)
-    row = talks.turn(TEXT[:5])
-    talks.run(row, TEXT[:5])
-    (snap,) = talks.mem.publish([row], strict=True)
-    before = (*counts(talks), talks.kept(session))
-    with pytest.raises(ms.InvalidArgument):
-        REFUSED[case](talks.mem, session, snap)
-    assert before == (*counts(talks), talks.kept(session))
+@script(strategy="ping-pong", at=tuple(REFUSED))
+def test_G1_misuse_is_refused_and_changes_nothing(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    (row,) = play.admit(T[:5])
+    play.run(row, T[:5])
+    (snap,) = play.publish(row, handles=True)
+    play.refuses(ms.InvalidArgument, lambda: REFUSED[play.at](play.mem, a, snap))
 
 
-def idle(backend: Backend, cache: bool = False, **settings: object) -> tuple[Talks, ms.Session]:
-    """Returns a session of 9 tokens between two turns."""
-    talks, _, session = told(backend, "none", True, cache, first=9, **settings)
-    return talks, session
+@script(strategy="none")
+def test_B19_a_session_of_another_manager_is_stale(play: Play) -> None:
+    play.open("a")
+    play.close(*Play(play.machine.mem.backend).open("a"))
+    play.reached("StaleHandle")
 
 
-def test_B19_a_session_of_another_manager_is_stale(backend: Backend) -> None:
-    (talks, _), (_, foreign) = idle(backend), idle(backend)
-    with pytest.raises(ms.StaleHandle):
-        talks.mem.sessions.close(foreign)
+WRONG = {"not its prompt": [*T[:9], 50], "new tokens alone": T[9:]}
 
 
-@with_and_without_cache
-@pytest.mark.parametrize("call", ["end", "publish", "cancel"])
-@pytest.mark.parametrize("wrong", [[*TEXT[:9], 50], TEXT[9:]], ids=["not its prompt", "new tokens alone"])
-def test_G1_tokens_of_a_turn_that_are_not_its_prompt_are_refused(
-    backend: Backend, wrong: list[int], call: str, cache: bool
-) -> None:
+@script(strategy="none", overlap=True, **CACHES, at=("end", "publish", "cancel"), wrong=tuple(WRONG))
+def test_G1_tokens_of_a_turn_that_are_not_its_prompt_are_refused(play: Play) -> None:
     """The whole prompt is compared, not only the tokens from which the turn began."""
-    talks, session = idle(backend, cache)
-    mem, row = talks.mem, talks.turn(TEXT, session)
-    step = talks.feed([row], [TEXT[9:10]], run=False)
-    before = (*counts(talks), mem.audit())
-    with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
-        if call == "cancel":
-            mem.cancel(step, keep="cache", tokens=[wrong])
-        else:
-            (mem.end if call == "end" else mem.publish)([row], keep="cache", tokens=[wrong])
-    assert before == (*counts(talks), mem.audit())
-    mem.cancel(step)
-
-
-@with_and_without_cache
-def test_B73_a_prompt_that_its_caller_changes_stands_for_what_was_read(backend: Backend, cache: bool) -> None:
-    talks, mem, session = told(backend, "none", True, cache)
-    prompt = TEXT[:4]
-    row = talks.turn(prompt, session)
-    talks.run(row, TEXT[:4])
-    prompt[:] = [50] * 4
-    mem.end([row], keep="cache", tokens=[prompt])
-    assert talks.whole([50] * 4 + [51], session) == 0
-    row = talks.turn(TEXT[:4], session)
-    talks.run(row, TEXT[:4])
-    mem.end([row], keep="cache")  # nothing was decoded, and the prompt is known
-    assert talks.whole(TEXT[:5], session) == 4
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    (row,) = play.admit(T, sessions=[a])
+    flight = play.step([row], 1, run=False)
+    named = flight.step if play.at == "cancel" else [row]
+    call = lambda: getattr(play.mem, play.at)(named, keep="cache", tokens=[WRONG[play.wrong]])  # noqa: E731
+    play.refuses(ms.InvalidArgument, call, "not those of its prompt")
+    play.cancel(flight)

@@ -1,37 +1,105 @@
-"""Snapshots that a request takes of its own prompt: at the branch point, and at the end.
+"""Policies of callers: some offer a leaf or a state twice, or nothing; some keep only states of one kind."""
 
-Pages hold 4 tokens. `boundaries` returns the lengths at which a prefill without any limit stops.
-"""
-
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages, Place
+from memstate.prefix.tree import Node
+from tests.prefix.test_prefix_refusals import plain, read_by
+from tests.proof.stateful.script import Play, script
 from tests.support import owners
-from tests.support.planes import both_orders, every_snapshot
 from tests.support.serving import Server
 
+Victims = Callable[[], Iterator[Node]]
 T = [7 * n % 50 for n in range(60)]
+OTHER = [*T[:8], 77, 78, 79, 80]
+# how a policy changes what the least recently used would offer
+OFFERS: dict[str, Callable[[Victims], Victims]] = {
+    "all": lambda victims: victims,
+    "twice": lambda victims: lambda: (node for node in victims() for _ in range(2)),
+    "nothing": lambda victims: lambda: iter(()),
+}
+SIZES = {"strategy": "lazy", "prefix": True, "page_size": 4, "snapshots": 5, "rows": 3, "offers": tuple(OFFERS)}
+
+
+def fill(play: Play, *texts: list[int]) -> None:
+    """Makes the policies offer what the script says, and fills the cache with one state of each text."""
+    for policy in (play.mem.prefix.settings.states, play.mem.prefix.settings.pages):
+        policy.victims = OFFERS[play.offers](policy.victims)  # type: ignore[method-assign]
+    for text in texts:
+        play.turn(text, prompt=1)
+
+
+@script(**SIZES, slots=4, most_states=(None, 2))
+def test_states_that_a_policy_offers_twice_or_not_at_all_make_way_oldest_first(play: Play) -> None:
+    prompts = [[100 * n + token for token in T[:8]] for n in range(3)]
+    fill(play, *prompts)
+    for prompt in prompts:
+        play.match([*prompt, 1])
+    rows = play.admit(None, None)
+    play.reached(evicted_states=...)
+    play.end(*rows, how="release")
+    for prompt in prompts:
+        play.match([*prompt, 1])
+
+
+@script(**SIZES, pages=6)
+def test_B17_a_leaf_that_a_policy_offers_twice_is_room_once(play: Play) -> None:
+    fill(play, [190, 191, 192, 193])
+    play.evict(states=1)
+    (row,) = play.admit(T[:16])
+    play.run(row, T[:16], publish=True)
+    snaps = play.end(row, how="publish")  # this snapshot also holds the pages
+    play.admit(range(150, 162))
+    play.reached("OutOfPages", snapshots=len(snaps))
+
+
+@script(**SIZES, pages=8)
+def test_leaves_that_a_policy_does_not_offer_are_room(play: Play) -> None:
+    fill(play, T[:16], OTHER)
+    play.evict(pages=2)
+    play.admit(None, length=32)
+    play.reached(evicted_pages=...)
+
+
+@script(**SIZES)
+def test_a_leaf_whose_end_somebody_else_has_is_given_up_from_there_on(play: Play) -> None:
+    fill(play, T[:16])
+    play.evict(states=9)
+    (leaf,) = [node for _, node in play.mem.prefix.tree.walk() if node.end == 4]
+    with play.shared(leaf.pages[-1:]):
+        play.evict(pages=3)
+
+
+def test_leaves_whose_pages_others_have_too_hide_no_room_behind_them() -> None:
+    """A page under two salts becomes free once both leaves are evicted.
+
+    A trunk can be evicted even if the eviction of its branch has freed no page.
+    """
+    mem = plain(pages=ms.Pages(size=4, count=6, per_row=12))
+    row = read_by(mem, T[:16], salt="a")
+    mem.publish([row], keep="cache", tokens=[T[:16]])
+    (handle,) = mem.end([row], keep="handle")
+    assert handle
+    (row,) = mem.admit([ms.Request("b", tokens=[*T[:16], 16], salt="b", resume=handle)])
+    mem.drop([handle])
+    mem.end([row], keep="cache", tokens=[T[:16]])
+    assert mem.prefix and mem.prefix.tree.total_pages == 8 and mem.free_pages == 2
+    assert [mem.prefix.can_evict(n) for n in (4, 5)] == [True, False]
+    mem.end(mem.admit([ms.Request("c", length=24)]))
+    assert mem.free_pages == 6
+
+
+# Kinds of states
 
 
 def server(backend: Backend, name: str, policy: Lru | None = None, **more: object) -> Server:
     prefix = ms.Prefix(states=policy or Lru(), pages=LruPages())
     return Server(backend, name, **({"every": 64, "slots": 14, "rows": 2, "prefix": prefix} | more))  # type: ignore[arg-type]
-
-
-def kv_of(at: Server, tokens: list[int]) -> None:
-    """Caches the KV of whole pages, and no state."""
-    row = at.start(tokens)
-    at.prefill(row, publish=False)
-    at.publish([row])
-    at.mem.end([row])
-    at.cache.evict_states(99)
-    for _, node in at.cache.tree.walk():
-        node.evicted = False  # as if the node had never had a state
 
 
 def boundaries(at: Server, row: ms.Row) -> list[int]:
@@ -69,38 +137,6 @@ def test_kinds_that_are_no_short_words(backend: Backend, kind: Any) -> None:
     with pytest.raises(ms.InvalidArgument, match="expected None or a word of at most 64 characters"):
         at.mem.admit([ms.Request(0, kind=kind)])
     at.look()
-
-
-CASES = {  # every, tokens with cached KV, tokens of the prompt, where its steps end, lengths of its states
-    "both": (64, 9, 22, [8, 20, 22], [8, 20]),
-    "both, chunks at multiples": (8, 13, 22, [8, 12, 16, 20, 22], [8, 12, 16, 20]),
-    "the branch point on a multiple": (8, 9, 22, [8, 16, 20, 22], [8, 16, 20]),
-    "the prompt's end on a multiple": (8, 13, 18, [8, 12, 16, 18], [8, 12, 16]),
-    "the whole prompt on a multiple": (8, 9, 16, [8, 12, 16], [8, 12]),
-    "both on multiples": (8, 9, 17, [8, 16, 17], [8, 16]),
-    "branch point and prompt's end in one": (64, 13, 15, [12, 15], [12]),
-    "all three in one": (4, 13, 14, [4, 8, 12, 14], [4, 8, 12]),
-    "neighbours": (64, 9, 13, [8, 12, 13], [8, 12]),
-    "the prompt ends at its end": (64, 9, 16, [8, 12, 16], [8, 12]),
-    "the prompt ends a page behind it": (64, 9, 12, [8, 12], [8]),
-    "shorter than a page": (64, 0, 3, [3], []),
-}
-
-
-@pytest.mark.sample
-@both_orders
-@every_snapshot
-def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, backend: Backend) -> None:
-    for case in CASES if backend.name == "reference" else ("both", "all three in one"):
-        every, kv, length, stops, states = CASES[case]
-        at = server(backend, name, every=every, overlap=overlap)
-        if kv:
-            kv_of(at, T[:kv])
-            assert not at.states() and at.mem.match(T[:length]).kv_length == kv // 4 * 4
-        row = at.start(T[:length])
-        assert (case, boundaries(at, row)) == (case, stops)
-        assert (case, sorted(at.states())) == (case, states)
-        at.end([row])
 
 
 class Picky(Lru):
@@ -142,16 +178,3 @@ def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     assert {place.kind for place in policy.places[3:]} == {"named", "boundary", "end", kind}
     declined = at.mem.stats().prefix.declined
     assert declined == sum(place.kind != kind for place in policy.places[3:]) > 0
-
-
-@pytest.mark.parametrize("name", ["redirect", "ping-pong"])
-def test_a_row_that_reads_keeps_states_where_another_prompt_parts(name: str, backend: Backend) -> None:
-    at = server(backend, name)
-    row = at.start(T[:30])
-    at.run([row], 6)
-    with pytest.raises(ms.InvalidArgument, match=r"snapshot_at=\[-4\]: expected lengths in tokens"):
-        at.mem.snapshot_at(row, [-4])
-    at.mem.snapshot_at(row, np.array([7, 15, 20]))  # 7 is too late: the row has passed 4, the page boundary before it
-    assert boundaries(at, row) == [12, 20, 28, 30]
-    for tokens, length in (([*T[:12], 1], 12), ([*T[:23], 1], 20), ([*T[:11], 1], 0)):
-        assert at.mem.match(tokens).length == length

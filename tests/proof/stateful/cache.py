@@ -556,7 +556,7 @@ class Cache(Ledger):
 
     def fork_pages(self, talk: Talk) -> int:
         """Returns the number of pages that a fork of a session copies."""
-        return len(talk.pages) - (talk.kept[0].length // self.settings.page_size if talk.kept else 0)
+        return max(0, len(talk.pages) - (talk.kept[0].length // self.settings.page_size if talk.kept else 0))
 
     def fork_talk(self, talk: Talk, name: Hashable) -> tuple[Talk, list[tuple[int, int]]]:
         """Opens a session with the newest state of another. Returns it, and (to, of) of the page to copy."""

@@ -10,11 +10,10 @@ import torch
 import memstate as ms
 from docs.site.strategies import FEATURES, Feature, cell, page
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.placement import Ends
+from tests.proof.stateful.script import Play
 from tests.support.build import on
 from tests.support.loops import InPlace
 from tests.support.planes import MAKERS, I, Loop, fold
-from tests.support.prefill import Prefill
 from tests.support.scan import scan
 from tests.support.tail_walk import WRONG, Model, Walk, layout
 
@@ -74,15 +73,11 @@ def mixed(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
 
 def prompts(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
     name = next(name for name, make in MAKERS.items() if type(make()) is type(tracking))
-    at = Prefill(backend, name, "4", overlap=overlap, every=tracking.every, prefix=ms.Prefix(placement=Ends(4)))
-    row = at.start(range(14))
-    for most in (13, 1, 1, 1):
-        at.go([row], most)
-    at.land()
-    tracks = name != "none"
-    assert ({len(tokens) for tokens in at.states_by_prefix()} >= {4, 8, 12}) == tracks
-    at.look()
-    at.end([row])
+    play = Play(backend, strategy=name, overlap=overlap, every=I, prefix=True, page_size=4, grid=4, placed=4)
+    play.turn(range(18), prompt=14, most=13)
+    play.reached(**({"inserted": ...} if name != "none" else {}))
+    play.match(range(14))
+    play.finish()
 
 
 def sessions(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
@@ -169,10 +164,14 @@ USES: dict[str, Callable[[Backend, ms.Tracking, bool], None]] = {
 }
 
 
+SCRIPTS = {"prompts in one chunk": pytest.mark.script}  # features that are used by a script
+CELLS = [pytest.param(one, id=one.name, marks=SCRIPTS.get(one.name, ())) for one in FEATURES]
+
+
 @pytest.mark.sample(interpreter=4)
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("feature", CELLS)
 def test_every_cell_works(backend: Backend, feature: Feature, name: str, overlap: bool) -> None:
     made = cell(MAKERS[name](), feature, overlap)
     USES[feature.name](backend, MAKERS[name](), overlap)

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 import memstate as ms
-from memstate.kernels.dispatch import Backend
 from memstate.prefix.match import Match
 from memstate.prefix.placement import Ends
-from memstate.prefix.policies import Lru, LruPages
-from tests.support.prefill import Prefill
+from tests.proof.stateful.script import Play, script
 
 CASES: dict[str, Any] = {  # tokens, length, KV length, evicted tokens, page size, placement, expected: length -> kind
     "a new prompt": (29, 0, 0, 0, 8, Ends(None), {24: "prompt"}),
@@ -49,33 +47,31 @@ def test_what_is_no_number_of_tokens_is_refused(name: str) -> None:
             Ends(**{name: wrong})
 
 
-def chat(at: Prefill, seed: int, tail: int) -> list[tuple[int, int]]:
-    """Returns for each of five turns the length at which its prompt parts from the last one, and where the turn starts.
+GIVES: tuple[dict[str, object], ...] = ({"grid": 0}, {"grid": 1}, {"grid": 8}, {"grid": 8, "packed": True})
+PAGES = tuple({"page_size": page, "seed": seed} for page, seed in ((4, 1), (8, 2), (16, 3)))
+CHATS = {"strategy": "redirect", "prefix": True, "every": 64, "slots": 60, "pages": 300, "pages_per_row": 40}
 
-    Prompts part `tail` tokens before the end of the last prompt.
-    """
-    draw, turns = random.Random(seed), list[tuple[int, int]]()
+
+@script(**CHATS, gives=GIVES, of=PAGES, spare=(1, 5, 8))
+def test_M15_turns_that_leave_the_end_of_a_prompt_out_start_near_where_they_part(play: Play) -> None:
+    """The last 5 tokens of a prompt are missing in the next turn. A repeated prompt still starts near its end."""
+    spare, page, draw, early = play.spare, play.page_size, random.Random(play.seed), 0
+    unit = lcm(page, 8) if play.settings.grid == 8 and not play.settings.packed else page
     text, parting = [draw.randrange(50) for _ in range(20)], 0
     for turn in range(5):
         text += [draw.randrange(50) for _ in range(draw.randrange(1, 15))]
-        prompt = [*text, *(90 + n for n in range(tail))]  # the template adds tokens before the thoughts
-        turns.append((parting, at.turn(prompt, goal=2)))
+        prompt = [*text, *range(90, 95)]  # the template adds tokens before the thoughts
+        (row,) = play.admit(prompt)
+        early += turn > 0 and play.mem.info(row).length <= parting - max(0, spare - 5) - unit
+        play.run(row, [*prompt, 1, 2], most=1000)
+        play.end(row)
         parting = len(text)
         text += [60 + turn, *(draw.randrange(50) for _ in range(draw.randrange(12)))]  # an answer, without thoughts
-    return turns
-
-
-@pytest.mark.parametrize("gives", ["ends", "1", "8", "8 packed"])
-def test_M15_turns_that_leave_the_end_of_a_prompt_out_start_near_where_they_part(gives: str, backend: Backend) -> None:
-    """The last 5 tokens of a prompt are missing in the next turn. A repeated prompt still starts near its end."""
-    far = dict.fromkeys((1, 5, 8), 0)  # spare -> number of turns that start too early
-    for spare in far:
-        for page, seed in ((4, 1), (8, 2), (16, 3)):
-            prefix = ms.Prefix(Lru(), LruPages(), placement=Ends(spare=spare))
-            at = Prefill(backend, "redirect", gives, page=page, every=64, slots=60, pages=300, prefix=prefix)
-            unit = lcm(page, 8) if gives == "8" else page
-            far[spare] += sum(start <= parting - max(0, spare - 5) - unit for parting, start in chat(at, seed, 5)[1:])
-            same = [60 + n % 7 for n in range(60 + seed)]
-            assert [at.turn(same) > len(same) - spare - unit for _ in range(2)] == [False, True]
-            at.empty()
-    assert far[1] > far[5] == far[8] == 0
+    if spare < 5:
+        play.reached(early=early)
+    else:
+        assert not early
+    same = [60 + n % 7 for n in range(60 + play.seed)]
+    play.turn([*same, 1], prompt=len(same), most=1000)
+    (row,) = play.admit(same)
+    assert play.mem.info(row).length > len(same) - spare - unit

@@ -157,7 +157,7 @@ def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(play: Play)
     """Publishes a state between forward and settle, and evicts it after settle; the row still reads it (Redirect)."""
     (row,) = play.admit(T[:20])
     flight = play.step([row], 8, run=False)
-    play.forward(flight)
+    play.launch(flight, tell=True)
     play.publish(row)
     play.settle()
     play.evict(states=9)
@@ -174,7 +174,7 @@ def test_a_mark_that_is_dropped_before_its_forward_keeps_its_slot_until_then(pla
     play.submit()
     slots = inside.registers(play.mem).table.slots
     play.reached(slot=int(slots[kept.register]))  # the forward will write there
-    play.forward(flight)
+    play.launch(flight, tell=True)
     play.submit()
 
 
@@ -287,7 +287,6 @@ def test_B29a_lengths_beyond_a_prompt_that_is_known_are_ignored(play: Play) -> N
     for one in (named, rest, fork):
         play.ask(one, [9, 11, 14])
         play.run(one, T[:20], most=7, obey=False)
-        play.info()
         play.end(one, how="publish")
 
 
@@ -346,6 +345,4 @@ def test_M11_next_boundary_says_where_a_chunk_should_end(play: Play) -> None:
     Beyond the prompt, each multiple of `every` is a boundary.
     """
     (row,) = play.admit(T[:22], snapshot_at=[8])
-    while play.mem.info(row).length < 32:
-        play.info()
-        play.run(row, T[: play.mem.info(row).next_boundary], most=1000)
+    play.run(row, T[:32], most=1000)

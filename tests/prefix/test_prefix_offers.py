@@ -1,18 +1,16 @@
 """Policies of callers: some offer a leaf or a state twice, or nothing; some keep only states of one kind."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.policies import Lru, LruPages, Place
+from memstate.prefix.policies import Lru, Place
 from memstate.prefix.tree import Node
 from tests.prefix.test_prefix_refusals import plain, read_by
 from tests.proof.stateful.script import Play, script
-from tests.support import owners
-from tests.support.serving import Server
 
 Victims = Callable[[], Iterator[Node]]
 T = [7 * n % 50 for n in range(60)]
@@ -96,47 +94,30 @@ def test_leaves_whose_pages_others_have_too_hide_no_room_behind_them() -> None:
 
 # Kinds of states
 
-
-def server(backend: Backend, name: str, policy: Lru | None = None, **more: object) -> Server:
-    prefix = ms.Prefix(states=policy or Lru(), pages=LruPages())
-    return Server(backend, name, **({"every": 64, "slots": 14, "rows": 2, "prefix": prefix} | more))  # type: ignore[arg-type]
+KINDS = {"strategy": "redirect", "prefix": True, "every": 64, "page_size": 4}
 
 
-def boundaries(at: Server, row: ms.Row) -> list[int]:
-    """Reads the prompt and one more token, publishing after each step; returns where the steps of the prompt ended."""
-    prompt, seen = len(at.text[row]), []
-    while at.mem.info(row).length < prompt:
-        at.run([row])
-        seen.append(at.mem.info(row).length)
-        at.look()
-    at.run([row])
-    at.look()
-    return seen
-
-
+@pytest.mark.script
 def test_states_have_the_kind_of_their_request_and_keep_it(backend: Backend) -> None:
-    at = server(backend, "redirect")
-
-    def kinds() -> dict[int, str | None]:
-        return {node.end * at.page: node.kind for _, node in at.cache.tree.walk() if node.snapshot}
-
-    at.turn(T[:9], kind="chat")
+    play = Play(backend, **KINDS)
+    kinds = lambda: {node.end * 4: node.kind for node in play.mem.prefix.stated()}  # noqa: E731
+    play.turn(T[:9], kind="chat")
     assert kinds() == {8: "chat"}
-    session = at.mem.sessions.open("talk")
-    at.turn(T[:16], 5, session=session, kind="tool")
-    at.mem._parts.room.give_way(owners.session(at.mem, session))
+    (talk,) = play.open("talk")
+    play.turn(T[:20], talk, prompt=16, kind="tool")
+    play.rest(talk)
     assert kinds() == {8: "chat", 12: "tool", 20: "tool"}
-    at.mem.submit()
-    at.mem.recover()
+    play.submit()
+    play.mem.recover()
     assert kinds() == {8: "chat", 12: "tool", 20: "tool"}
 
 
-@pytest.mark.parametrize("kind", ["", "k" * 65, 3, b"chat", ["chat"]])
-def test_kinds_that_are_no_short_words(backend: Backend, kind: Any) -> None:
-    at = server(backend, "redirect")
-    with pytest.raises(ms.InvalidArgument, match="expected None or a word of at most 64 characters"):
-        at.mem.admit([ms.Request(0, kind=kind)])
-    at.look()
+@script(**KINDS)
+def test_G1_kinds_that_are_no_short_words_are_refused(play: Play) -> None:
+    for wrong in ("", "k" * 65, 3, b"chat", ["chat"]):
+        requests = [ms.Request(0, kind=wrong)]  # type: ignore[arg-type]
+        call = partial(play.mem.admit, requests)
+        play.refuses(ms.InvalidArgument, call, "expected None or a word of at most 64 characters")
 
 
 class Picky(Lru):
@@ -156,25 +137,22 @@ class Picky(Lru):
     [("prompt", [20, 22], [20]), ("branch", [12, 22], [12]), ("every", [16, 22], [16]), ("named", [8, 22], [8]),
      ("boundary", [22], [32]), ("end", [22], [36])],
 )  # fmt: skip
-def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
-    kind: str, stops: list[int], states: list[int], backend: Backend
-) -> None:
-    policy = Picky(kind)
-    at = server(backend, "redirect", policy, every=16)
-    row = at.start(T[:13])
-    at.run([row])
-    at.publish([row])
-    at.mem.end([row])
-    at.cache.evict_states(9)
+def test_only_what_the_policy_would_keep_is_asked_for_and_kept(kind: str, stops: list[int], states: list[int]) -> None:
+    policy, seen, length = Picky(kind), set[int](), 0
+    prefix, pages = ms.Prefix(policy, placement=ms.Ends(16)), ms.Pages(size=4, count=40, per_row=12)
+    mem = plain(slots=14, tracking=ms.Redirect(16), prefix=prefix, pages=pages)
+    mem.end([read_by(mem, T[:13], 13)], keep="cache")
+    assert mem.prefix and mem.prefix.evict_states(9) <= 1
     policy.places.clear()
-    row = at.start(T[:22], snapshot_at=[8])
+    (row,) = mem.admit([ms.Request("a", tokens=T[:22], length=40, snapshot_at=[8])])
     assert policy.places[:3] == [Place(3, 0, "branch"), Place(4, 0, "every"), Place(5, 0, "prompt")]
-    assert boundaries(at, row) == ([*stops] if kind == "named" else sorted({8, *stops}))
-    while at.mem.info(row).length < 36:
-        at.run([row])
-    at.end([row])
-    at.look(idle=True)
-    assert sorted(at.states()) == states
+    while length < 36:
+        mem.settle(mem.plan([row], min(mem.info(row).next_boundary, 22) - length if length < 22 else 1))
+        mem.publish([row], keep="cache", tokens=[T])
+        seen.add(length := mem.info(row).length)
+    mem.end([row], keep="cache", tokens=[T])
+    assert sorted(seen - set(range(23, 37))) == sorted({8, *stops})
+    assert [node.end * 4 for node in mem.prefix.stated()] == states
     assert {place.kind for place in policy.places[3:]} == {"named", "boundary", "end", kind}
-    declined = at.mem.stats().prefix.declined
+    declined = mem.stats().prefix.declined
     assert declined == sum(place.kind != kind for place in policy.places[3:]) > 0

@@ -174,11 +174,13 @@ def test_S8_a_session_closed_during_a_turn_closes_at_its_end(play: Play) -> None
 
 @script(strategy="none", **CACHES, slots=4, pages=20, rows=8)
 def test_S9_a_refusal_takes_nothing_from_idle_sessions(play: Play) -> None:
-    """Even all slots or all pages of the idle sessions would not be enough."""
-    talked(play, "a", "b")
+    """Even all slots or all pages of the idle sessions would not be enough. They still make way for later requests."""
+    a, _ = talked(play, "a", "b")
     play.admit(*[None] * 5)
     play.admit(None, length=44)
+    play.admit([*other(1), 1], *[None] * 4, sessions=[a, *[None] * 4])
     play.reached("OutOfSlots", "OutOfPages")
+    play.end(*play.admit(*[None] * 4), how="release")
 
 
 # A client that waits for a tool: its session makes way sooner, later or at once

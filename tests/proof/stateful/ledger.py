@@ -85,7 +85,8 @@ class Row:
     """One request in a row. The next request in the same row is another object.
 
     text: all tokens so far. prompt: tokens of the prompt. given: the part of the prompt that the manager knows; a fork
-    shares only its first tokens. taste: seed of the tokens after the prompt. coming: (length, kind) of wanted marks.
+    shares only its first tokens. longest: largest length of a mark, which is that of the prompt if the cache knows it.
+    taste: seed of the tokens after the prompt. coming: (length, kind) of wanted marks.
     floor: length of the last kept mark. end: (length, kind, wanted length) of a mark whose state is still in the live
     slot. marks: (snapshot, kind) of kept marks, ascending. pending: number of real tokens in the tail that the state
     lacks. newest: number of tokens that the last step has put into the tail. forked: whether it began as a fork.
@@ -110,8 +111,8 @@ class Row:
     text: Text = ()
     prompt: Text | None = None
     given: Text = ()
+    longest: int = INT32_MAX
     taste: int = 0
-    forked: bool = False
     lease: "Lease | None" = None
     talk: "Talk | None" = None
     tail: Text = EMPTY  # tokens that are in the memory of the row

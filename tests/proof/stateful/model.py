@@ -666,7 +666,8 @@ class Model(Cache):
             match = Found(match.tokens, far, max(match.kv, far), max(match.gone, far))
         start.match = match
         if match:
-            size, branch = (length // s.unit * s.unit for length in (len(prompt) - 1, match.kv))
+            ends = max(0, len(prompt) - s.spare), match.kv
+            size, branch = (length // s.unit * s.unit for length in ends)
             distance = -(-s.placed // s.unit) * s.unit or len(prompt) + 1
             more = dict.fromkeys(range(distance, size + 1, distance), "every") if s.lanes else {}
             more |= {branch: "branch", size: "prompt"} if s.lanes else {}
@@ -872,6 +873,8 @@ class Model(Cache):
                 copies.append((row.live, register))
             row.coming = [(at, kind) for at, kind in start.wants if at > start.length]
             row.floor = row.tracked = row.confirmed = start.length
+            if start.prompt and (start.match or start.talk):
+                row.longest = len(start.prompt)
             if start.match and start.prompt:
                 row.tracked = max(row.tracked, len(start.prompt))
             elif isinstance(origin := start.origin, Row):
@@ -937,7 +940,7 @@ class Model(Cache):
         starts = [Start(name, length, origin=row, length=length, shared=row.pages[:kept]) for name in names]
         rows = self.start(starts)
         for new in rows:
-            new.prompt, new.taste, new.forked = row.prompt, row.taste, True
+            new.prompt, new.taste = row.prompt, row.taste
             new.given = row.given[: self.nameable(length)]  # its later tokens may differ from the prompt
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))

@@ -938,8 +938,7 @@ class Operations(Machine):
         if not isinstance(lengths, list | tuple) or any(type(n) is not int or not 0 <= n < 2**31 for n in lengths):
             faults.add(ms.InvalidArgument)
         if self.attempt(faults, lambda: self.mem.snapshot_at(row, lengths)) is not REFUSED:
-            known = tenant.prompt if tenant.lease and not tenant.forked else None  # of a fork, later tokens may differ
-            wants = self.wants(lengths, *([len(known)] if known else []))
+            wants = self.wants(lengths, tenant.longest)
             more = [(at, kind) for at, kind in wants if at > self.model.length(tenant)]
             tenant.coming = sorted({**dict(more), **dict(tenant.coming)}.items())
 

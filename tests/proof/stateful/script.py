@@ -43,6 +43,11 @@ class Driven(Operations):
         text += tuple(range(10_000 + len(text), 10_000 + length + n))
         return list(text[length : length + n])
 
+    def look(self) -> None:
+        super().look()
+        if not self.asleep:
+            self.ask(PLAIN)
+
 
 def verb(call: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a call of scripts: compares both sides afterwards, and lists the calls before it if it fails."""
@@ -180,10 +185,11 @@ class Play:
         return flight
 
     @verb
-    def forward(self, flight: Flight) -> None:
-        """Runs the forward of a step that was only planned, and tells so."""
+    def launch(self, flight: Any, tell: bool = False) -> None:
+        """Runs the forward of a step that was only planned. tell: whether the manager hears of it at once."""
         self.machine.forward(flight)
-        self.machine.tell_launched()
+        if tell:
+            self.machine.tell_launched()
 
     @verb
     def settle(self, ended: Sequence[Any] = (), written: bool = False) -> None:
@@ -304,20 +310,16 @@ class Play:
         return rows
 
     @verb
+    def chunk(self, row: Any, most: int) -> int:
+        """Returns the number of tokens of the next chunk of a row, at most `most`, that loses no mark."""
+        n = self.model.chunk(self.machine.handles[row], most)
+        self.machine._same("chunk", self.mem.chunk(row, most), n)
+        return n
+
+    @verb
     def ask(self, row: Any, lengths: list[int]) -> None:
         """Names lengths of a row at which states are kept while it reads its prompt."""
         self.machine.ask_for(row, lengths)
-
-    @verb
-    def info(self) -> None:
-        """Compares length, next boundary, slots and next chunk of each row."""
-        self.machine.ask(PLAIN)
-
-    def chunk(self, row: Any, most: int) -> int:
-        """Compares the number of tokens of the next chunk of a row, at most `most`, and returns it."""
-        told = self.mem.chunk(row, most)
-        self.machine._same(f"chunk of {most}", told, self.model.chunk(self.machine.handles[row], most))
-        return told
 
     @verb
     def extend(self, row: Any, length: int) -> bool:

@@ -91,6 +91,7 @@ class Settings:
     packed: bool = False
     pad: int = 0
     placed: int = 0  # tokens between marks; 0: marks at ends and branch points only
+    spare: int = 1  # tokens of a prompt that its last mark leaves to compute
     alone: int = 1
     tails: bool = False
     tail: int = 0
@@ -148,7 +149,7 @@ class Settings:
         if chosen.prefix and not chosen.tiered and (kv := kv or d.pick("", "keys", "reach")):
             more = {"snapshots": None, "most_states": None, "slots": chosen.slots + 8} if d(4) else {}  # most have room
             chosen = replace(chosen, kv=kv, pages=0, pages_per_row=0, **more)
-        return chosen
+        return replace(chosen, spare=d.pick(1, 1, 4)) if prefix else chosen
 
     @staticmethod
     def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
@@ -201,7 +202,7 @@ class Settings:
         """The settings of the prefix cache. Its policies are new each time, because they keep a history."""
         if not self.prefix:
             return None
-        pages, placement = ms.policies.LruPages(self.tombstones), Ends(self.placed or None)
+        pages, placement = ms.policies.LruPages(self.tombstones), Ends(self.placed or None, self.spare)
         return ms.Prefix(ms.policies.Lru(), pages, self.most_states, self.evict, placement, self.keyed)
 
     def sessions(self, clock: Callable[[], float]) -> ms.SessionLimits:

@@ -19,7 +19,10 @@ ENDS = (
 COUNTS = (
     *ENDS, "started", "truncated", "truncated_tokens", "tokens", "read", "pages", "states", "failures", "rounds",
 )  # fmt: skip
-FLAWS = {"vanished": "missing", "denied": "failed", "half": "damaged", "garbage": "checksum"}
+FLAWS = {
+    "vanished": "missing", "denied": "failed", "half": "damaged", "garbage": "checksum", "foreign": "foreign",
+}  # fmt: skip
+DISCARDED = ("garbage", "foreign")  # faults of records that a reader tells the store to discard
 
 Said = tuple[Fetched, str, set[int] | None, bool]  # what a rank sends: a prefetch, its phase, its vote, whether to stop
 
@@ -50,6 +53,7 @@ class Prefetches:
         self.pending = False
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.flaws: Counter[str] = Counter()
+        self.calls: list[tuple[str, list[tuple[str, Key]]]] = []  # (method, records) of each call of the store
 
     @property
     def in_flight_tokens(self) -> int:
@@ -150,27 +154,44 @@ class Prefetches:
         if not fetch.asked and not ends:
             fetch.answer = 0, ()
             return
-        self._hand_out(fetch, Job(lambda: self._asked(fetch.keys, fetch.asked, ends), fetch))
+        self._hand_out(fetch, Job(lambda: self._asked(fetch, fetch.keys, fetch.asked, ends), fetch))
 
-    def _asked(self, keys: Sequence[Key], pages: Sequence[int], ends: Sequence[int]) -> tuple[int, Sequence[int]]:
-        has = self.storage.has
+    def _asked(
+        self, fetch: Fetched, keys: Sequence[Key], pages: Sequence[int], ends: Sequence[int]
+    ) -> tuple[int, Sequence[int]]:
+        chunk, held = self.rules.chunk, 0
+        while held < len(pages) and held % chunk == 0 and (held == 0 or not fetch.over):
+            there = self._exist("kv", [keys[page] for page in pages[held : held + chunk]])
+            held += [*there, False].index(False)
+            if not all(there):
+                break
+        reach = pages[held] if held < len(pages) else len(keys)
+        asked, stored_ends = [end for end in ends if end <= reach], list[int]()
+        while asked and not fetch.over:
+            there = self._exist("state", [keys[end - 1] for end in asked[:chunk]])
+            stored_ends += [end for end, has in zip(asked, there, strict=False) if has]
+            asked = asked[chunk:]
+        return held, stored_ends
+
+    def _exist(self, kind: str, keys: Sequence[Key]) -> list[bool]:
+        self.calls.append(("exists", [(kind, key) for key in keys]))
         if self.storage.broken or self.storage.forgetful:
             raise OSError
-        gaps = [page for page in pages if not has("kv", keys[page])]
-        reach = gaps[0] if gaps else len(keys)
-        stored_ends = [end for end in ends if end <= reach and has("state", keys[end - 1])]
-        return sum(page < reach for page in pages), stored_ends
+        return [self.storage.has(kind, key) for key in keys]
 
     def _read(self, fetch: Fetched, kind: str, keys: Sequence[Key]) -> tuple[int, str]:
         """Returns how many records are good before the first bad one, and the fault of the bad one."""
         if fetch.over:
             return 0, ""
+        self.calls.append(("get", [(kind, key) for key in keys]))
         faults = [self.storage.fault(kind, key) for key in keys]
         if self.storage.broken or "raises" in faults:
             raise OSError
         for at, (key, fault) in enumerate(zip(keys, faults, strict=True)):
             if fault != "denied" and not self.storage.has(kind, key):
                 fault = "vanished"
+            if fault in DISCARDED:
+                self.calls.append(("discard", [(kind, key)]))
             if fault:
                 return at, FLAWS[fault]
         return len(keys), ""

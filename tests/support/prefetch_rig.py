@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -127,42 +126,3 @@ class Rig:
         assert sum(ends) + stats.in_flight == stats.started
         if idle:
             assert (stats.in_flight, stats.in_flight_tokens) == (0, 0)
-
-
-WAIT = Prefetch(stop="wait_complete")
-ALL, ENDS = range(62), range(16, 993, 16)  # all pages of a prompt of 1000 tokens; its lengths of whole pages
-
-
-class Case:
-    """A prompt of 1000 tokens in the store, and its prefetch.
-
-    kv: pages in the store. ends: lengths of the states in the store. here: (pages, lengths of states) in host memory.
-    others: pages and lengths of another prompt in host memory. rig: settings of the rig.
-    """
-
-    def __init__(
-        self, *, kv: Iterable[int] = ALL, ends: Iterable[int] = ENDS, others: tuple[Iterable[int], ...] = (),
-        here: tuple[Iterable[int], ...] = (), covered: int = 0, kv_pages: int = 0, settings: Prefetch = WAIT,
-        rig: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        self.rig, self.keys, self.others = Rig(settings, **(rig or {})), digests("a", 62), digests("b", 80)
-        self.rig.stock(self.keys, kv, ends)
-        self.here, self.old = self.rig.host(self.keys, *here), self.rig.host(self.others, *others)
-        self.kv_pages, self.fetch = kv_pages, self.rig.start(1000, self.keys, covered, kv_pages)
-
-    def end(self, polls: int = 40) -> tuple[str | None, int]:
-        """Runs the prefetch to its end, and returns what `outcome` returns."""
-        self.rig.run(polls)
-        return outcome(self.rig, self.fetch, self.keys, self.kv_pages)
-
-    def asked(self, call: str, kind: str) -> int:
-        return sum(name.startswith(kind) for name in self.rig.store.asked(call))
-
-
-def outcome(rig: Rig, fetch: Fetch, keys: Sequence[bytes], kv_pages: int = 0) -> tuple[str | None, int]:
-    """Returns outcome and length of an ended prefetch. Checks that it holds nothing, and that its length is right."""
-    assert fetch.done
-    rig.check()
-    available = rig.available(keys, kv_pages)
-    assert available == fetch.length or (available <= fetch.covered == fetch.length)
-    return fetch.outcome and fetch.outcome.value, fetch.length

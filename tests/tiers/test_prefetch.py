@@ -1,123 +1,308 @@
-"""Prefetch of one rank on virtual time: what is asked for, claimed, read, kept and given back."""
+"""Prefetches of one rank, judged by the model: what is asked for, claimed, read, kept and given back."""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from memstate.errors import ConfigurationError
+from memstate import Pages, Prefix, StateManager
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Plane, StateLayout
+from memstate.tiers import Tiers, workers
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.prefetch_rig import ALL, ENDS, PAGE, Case, Rig, digests, outcome
+from tests.proof.stateful.script import Play, script
+from tests.support.prefetch_rig import Rig, digests
+from tests.support.virtual import MemoryStore
+
+BELOW = {"prefix": True, "tiered": True, "storing": True, "host_slots": 12, "host_pages": 40}
+T, OTHER = list(range(1, 22)), list(range(101, 122))
+EVEN = range(2, 21, 2)
 
 
-def test_B54_a_prompt_of_1000_tokens_asks_for_992() -> None:
-    case = Case(ends=[992])
-    assert (case.fetch.tokens, case.fetch.end, case.rig.prefetcher.in_flight_tokens) == (992, 62, 992)
-    assert case.end() == ("complete", 992)
-    assert case.asked("exists", "kv") == case.asked("get", "kv") == 62 and case.rig.prefetcher.stats().tokens == 992
+@script(**BELOW, fetch_threshold=(0, 1, 5, 6), covered=(0, 6))
+def test_B54_whole_pages_are_asked_for_and_what_lacks_too_little_is_given_up(play: Play) -> None:
+    if play.covered:
+        play.turn(T[: play.covered])
+    play.stock(T, 10, 12)
+    for length in (1, 5, 10, 11, 12, 13, 14, 21):
+        play.fetch(T[:length])
+    play.reached("short", "complete", "missed" if play.fetch_threshold < 2 else "short")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "covered", "asked"),
-    [(255, 0, False), (256, 0, True), (1000, 737, False), (1000, 736, True), (100, 500, False)],
-)
-def test_B54_what_lacks_less_than_the_threshold_is_given_up_at_once(tokens: int, covered: int, asked: bool) -> None:
-    rig, keys = Rig(), digests("a", tokens // PAGE)
-    fetch = rig.start(tokens, keys, covered=covered)
-    assert (not fetch.done, bool(rig.workers.jobs), rig.prefetcher.stats().short) == (asked, asked, int(not asked))
-    assert asked or outcome(rig, fetch, keys) == ("short", covered)
+@script(**BELOW, chunk=(1, 2, 32), gap=(4, 5, 9))
+def test_a_gap_ends_what_storage_is_asked_for(play: Play) -> None:
+    play.turn(T[:4])
+    play.stock(T, 4, 6, 8, 10, 12, 20, gap=play.gap)
+    play.fetch(T)
+    play.turn(T)
+    play.reached("complete", "storage hit")
 
 
-def test_a_gap_ends_what_storage_is_asked_for() -> None:
-    """Of 80 pages, 10 are on the device, 5 in host memory, and the others, except page 33, in storage.
-
-    Chunks have 8 pages.
-    """
-    rig, keys = Rig(Prefetch(stop="wait_complete", chunk=8)), digests("a", 80)
-    rig.host(keys, range(10, 15))
-    rig.stock(keys, [*range(33), *range(34, 80)], [16 * n for n in (5, 30, 33, 34, 70)])
-    fetch = rig.start(1280, keys, kv_pages=10)
-    rig.run()
-    assert outcome(rig, fetch, keys, 10) == ("complete", 33 * 16)
-    asked = {call: rig.store.asked(call) for call in ("exists", "get")}
-    assert [n.split("-")[1] for n in asked["exists"] if n.startswith("kv")] == [key.hex() for key in keys[15:39]]
-    # only states of 16 to 33 pages are asked for: shorter ones gain less than 256 tokens, longer ones lack KV
-    assert sum(name.startswith("state") for name in asked["exists"]) == 33 - 15
-    assert sorted(name.split("-")[0] for name in asked["get"]) == ["kv"] * (33 - 15) + ["state"]
+ROOM = {"filled": (0, 3, 6), "fetch_threshold": (1, 8), "states": (EVEN, (20,), (8, 12))}
 
 
-@pytest.mark.parametrize(
-    ("tokens_free", "filled", "length"),
-    [(511, 0, 496), (512, 0, 512), (300, 200, 496), (5000, 0, 992)],
-)
-def test_B55_a_hit_is_truncated_to_the_pages_that_host_memory_has(tokens_free: int, filled: int, length: int) -> None:
-    """`filled` tokens of host memory belong to other prompts, and can be evicted."""
-    case = Case(rig={"kv": (tokens_free + filled) // PAGE}, others=(range(filled // PAGE),))
-    case.rig.clock.advance(1)
-    case.rig.prefetcher.poll()
-    assert (case.fetch.tokens, case.fetch.keys) == (length, case.keys[: length // PAGE])
-    assert case.rig.prefetcher.in_flight_tokens == length and case.end() == ("complete", length)
-    stats = case.rig.prefetcher.stats()
-    assert (stats.truncated, stats.truncated_tokens) == (int(length < 992), 992 - length)
+@script(**(BELOW | {"host_pages": 9}), **ROOM, host_reserve=(0.0, 0.3, 0.9))
+def test_B55_B56_B57_B68_a_hit_is_truncated_to_the_room_that_host_memory_has(play: Play) -> None:
+    """Records of another prompt can be evicted for it, as many as it lacks. The reserve stays free."""
+    play.stock(OTHER[: 2 * play.filled], *EVEN)
+    play.fetch([*OTHER[: 2 * play.filled], 1])
+    play.stock(T, *play.states)
+    play.fetch(T)
+    play.fetch([*T[:9], 0])
+    play.turn(T)
+    reached = {EVEN: "truncated", (20,): "no_room", (8, 12): "complete"}
+    play.reached("no_room" if play.host_reserve > 0.5 else reached[play.states])
 
 
-@pytest.mark.parametrize(("tokens_free", "ends"), [(255, range(16, 993, 16)), (600, [992])])
-def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int, ends: range | list[int]) -> None:
-    """In the second case, pages fit for 592 tokens, but the only state stands at 992."""
-    case = Case(rig={"kv": tokens_free // PAGE}, ends=ends)
-    assert case.end() == ("no_room", 0)
-    assert all(cache.pool.free == cache.pool.records for cache in case.rig.caches)
-    assert case.rig.prefetcher.stats().no_room == 1 and case.rig.store.asked("get") == []
+@script(**(BELOW | {"host_pages": 10}))
+def test_B57_what_a_prefetch_relies_on_is_not_evicted_for_it(play: Play) -> None:
+    play.stock(T[:6], 6)
+    play.fetch(T[:7])
+    play.stock(OTHER[:8], 8)
+    play.fetch(OTHER[:9])
+    play.stock(T, 20)
+    play.fetch(T)
+    play.reached("thinned", "complete")
 
 
-@pytest.mark.parametrize(("free", "filled", "evicted"), [(61, 20, 1), (10, 40, 40)])
-def test_B57_eviction_asks_for_the_shortfall_only(free: int, filled: int, evicted: int) -> None:
-    """The second case is truncated to the room that one eviction makes. It evicts only once."""
-    case = Case(rig={"kv": free + filled}, others=(range(filled),))
-    assert case.end() == ("complete", min(62, free + filled) * 16) and case.rig.kv.evicted == evicted
-    assert [key in case.rig.kv for key in case.others[:filled]] == [False] * evicted + [True] * (filled - evicted)
+@script(**BELOW, fetch_limit=(8, 12, 25, 30), fetch_threshold=(1, 8), covered=(0, 8))
+def test_B58_S10_prefetches_have_one_limit_and_the_longest_start_that_fits_is_fetched(play: Play) -> None:
+    if play.covered:
+        play.turn(T[: play.covered])
+    for text in (T, OTHER):
+        play.stock(text, 4, 10, 20)
+    fetches = [play.prefetch(text) for text in (T, OTHER[:13], OTHER, T[:5])]
+    for fetch in fetches:
+        while not fetch.done:
+            play.work()
+            play.poll()
+    play.fetch(OTHER)
+    play.reached("limited" if play.fetch_limit < 30 else "complete")
 
 
-def test_B57_what_a_prefetch_relies_on_is_not_evicted_for_it() -> None:
-    """Of the 40 pages in host memory, the 20 that were unused longest belong to the prompt itself."""
-    case = Case(rig={"kv": 62}, kv=range(20, 62), ends=[992], here=(range(20),), others=(range(40),))
-    assert case.end() == ("complete", 992) and case.rig.kv.evicted == 40
+@script(**(BELOW | {"host_slots": 1}), written=(False, True))
+def test_B59_without_a_record_for_the_state_the_pages_go_back(play: Play) -> None:
+    """While a state is written to storage, it cannot make room."""
+    play.turn(OTHER[:4])
+    play.submit()
+    play.poll()
+    play.poll()
+    if play.written:
+        play.drain()
+    play.stock(T, 20)
+    play.prefetch(T)
+    play.work(at=-1)
+    play.poll()
+    play.reached(*() if play.written else ("no_room",))
+    play.drain()
+    play.fetch(T)
+    play.reached("thinned", "complete")
 
 
-def test_B58_over_the_limit_nothing_is_allocated() -> None:
-    rig = Rig(Prefetch(limit=1000, stop="wait_complete"))
-    prompts = [digests(name, 62) for name in "abc"]
-    for keys in prompts:
-        rig.stock(keys, ALL, [496, 992])
-    first, second = (rig.start(tokens, keys) for tokens, keys in zip((600, 400), prompts, strict=False))
-    assert rig.prefetcher.in_flight_tokens == 592 + 400
-    before = len(rig.workers.jobs), rig.kv.pool.free
-    refused = rig.start(1000, prompts[2])
-    assert (refused.outcome, refused.length, rig.prefetcher.stats().limited) == ("limited", 0, 1)
-    assert (len(rig.workers.jobs), rig.kv.pool.free) == before
-    rig.run()
-    assert (first.length, second.outcome, rig.prefetcher.in_flight_tokens) == (496, "missed", 0)
-    again = rig.start(1000, prompts[2])
-    rig.run()
-    assert outcome(rig, again, prompts[2]) == ("complete", 992)
+@script(**BELOW, fetch_threshold=(1, 6), lost=(0, 2, 5), covered=(0, 4))
+def test_B60_B64_pages_alone_are_fetched_to_states_in_host_memory_and_revoked_too(play: Play) -> None:
+    if play.covered:
+        play.turn(T[: play.covered])
+    play.stock(T, *EVEN)
+    for end in EVEN:
+        play.fetch(T[: end + 1])
+    play.thin(pages=99)
+    play.spoil("kv", T[: 2 * play.lost + 2], "gone")
+    play.fetch(T)
+    play.thin(pages=99)
+    play.spoil("kv", T[: 2 * play.lost + 2], "garbage")
+    play.fetch(T)
+    play.turn(T)
+    play.reached("complete", "thinned")
 
 
-@pytest.mark.parametrize(
-    ("limit", "covered", "fetched", "end"),
-    [(991, 0, 976, 496), (495, 0, 480, 0), (255, 0, 992, 0), (300, 496, 784, 496), (496, 496, 992, 992)],
-)
-def test_S10_of_a_prompt_above_the_limit_the_longest_start_that_fits_is_fetched(
-    limit: int, covered: int, fetched: int, end: int
+@script(strategy=("none", "redirect"), **BELOW, gone=(0, 1, 99))
+def test_B62_B64_a_state_comes_back_to_the_kv_of_its_length(play: Play) -> None:
+    play.turn(T[:12])
+    play.drain()
+    play.evict(states=99, pages=play.gone)
+    play.empty_host()
+    play.fetch(T[:13])
+    play.match(T[:13])
+    play.turn(T)
+    play.turn([*T[:12], 0])
+    play.reached("complete", "storage hit")
+
+
+@script(**BELOW, gone=("thin", "empty"))
+def test_what_host_memory_has_no_longer_ends_the_reach(play: Play) -> None:
+    """Pages were in host memory when storage was asked, so nobody knows whether storage has them."""
+    play.stock(T, 6, 20)
+    play.fetch(T[:7])
+    play.evict(states=9, pages=99)
+    fetch = play.prefetch(T)
+    if play.gone == "thin":
+        play.thin(pages=1)
+    else:
+        play.empty_host()
+    while not fetch.done:
+        play.work()
+        play.poll()
+    play.reached("complete" if play.gone == "empty" else "thinned")
+
+
+STOPS = {"stop": ("best_effort", "timeout", "wait_complete"), "chunk": (2, 32), "at": (0, 1, 2, 4, 6)}
+
+
+@script(**BELOW, **STOPS, stated=(False, True))
+def test_B61_what_has_arrived_when_a_prefetch_stops_is_usable(play: Play) -> None:
+    """A timeout grows with the length. Chunks that have not begun never do."""
+    play.stock(T, *EVEN)
+    if play.stated:
+        for end in EVEN:
+            play.fetch(T[: end + 1])
+        play.thin(pages=99)
+    fetch = play.prefetch(T)
+    for _ in range(play.at):
+        play.work()
+        play.poll()
+        play.work(at=1, finish=False)
+    for seconds in (1.0, 4.75, 0.25):
+        play.tick(seconds)
+        play.ready(fetch)
+    play.drain()
+    play.turn(T)
+    early = play.at == 0 and play.stop != "wait_complete"
+    play.reached("stopped" if early else "complete" if play.stop == "wait_complete" else "started")
+
+
+@script(**(BELOW | {"host_pages": 12}), at=(0, 1, 2, 4, 5, 9), begun=(False, True), how=("cancel", "close"))
+def test_B65_an_abort_at_any_moment_returns_everything(play: Play) -> None:
+    """Until a thread has ended its job, the records that it writes to are nobody else's."""
+    play.stock(T, 10, 20)
+    fetch = play.prefetch(T)
+    for _ in range(play.at):
+        play.work()
+        play.poll()
+    if play.begun:
+        play.work(2, finish=False)
+    if play.how == "close":
+        return
+    play.unfetch(fetch)
+    play.reached("cancelled" if play.at < 3 else "started")
+    play.stock(OTHER, 20)
+    play.prefetch(OTHER)
+    play.work(at=-1)
+    play.poll()
+    play.work(2, at=-2)
+    play.poll()
+    play.drain()
+    play.turn(OTHER)
+
+
+FLAWS = {"vanished": "missing", "half": "damaged", "garbage": "checksum", "foreign": "foreign", "denied": "failed",
+         "raises": "failures"}  # fmt: skip
+
+
+@script(**BELOW, chunk=(2, 32), kind=("kv", "state"), fault=tuple(FLAWS))
+def test_B61_B62_B67_what_does_not_come_ends_what_is_usable(play: Play) -> None:
+    play.stock(T, 6, 12, 20)
+    play.fetch(T[:7])
+    play.evict(states=9, pages=99)
+    play.thin(pages=99)
+    for length in (20, 8):
+        play.spoil(play.kind, T[:length], play.fault)
+        play.fetch(T)
+    play.turn(T[:9])
+    play.reached(FLAWS[play.fault])
+    for length in (20, 8):
+        play.spoil(play.kind, T[:length], "")
+    play.empty_host()
+    play.fetch(T)
+    play.reached("complete")
+
+
+@script(**BELOW, when=("asking", "reading", "forgetful"))
+def test_a_store_that_raises_has_failed(play: Play) -> None:
+    play.stock(T, 20)
+    fetch = play.prefetch(T)
+    if play.when == "reading":
+        play.work()
+        play.poll()
+    play.break_store(play.when != "forgetful", play.when == "forgetful")
+    play.drain()
+    play.reached("failures", "failed")
+    said = "storage was asked for 10 records" if play.when == "forgetful" else "storage is not there"
+    assert fetch.why.startswith(f"OSError('{said}")
+    play.break_store()
+    play.fetch(T)
+    play.turn(T)
+    play.reached("complete")
+
+
+@pytest.mark.parametrize(("stop", "level"), [("timeout", "WARNING"), ("best_effort", "INFO")])
+def test_a_prefetch_that_was_stopped_says_so_in_the_log(
+    stop: str, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The start has whole pages, and at most `limit` tokens.
+    caplog.set_level(logging.INFO, "memstate.tiers")
+    play = Play(Backend("reference"), **BELOW, stop=stop)
+    play.stock(T, 20)
+    fetch = play.prefetch(T)
+    play.tick(6.0)
+    play.ready(fetch)
+    (said,) = [one for one in caplog.records if one.getMessage().startswith("prefetch ended")]
+    assert (said.levelname, fetch.why) == (level, f"stopped by {stop} after 6.000 s")
+    assert f"why={fetch.why!r}" in said.getMessage()
 
-    If it gains less than the threshold, nothing is fetched.
-    """
-    rig, keys = Rig(Prefetch(threshold=250, limit=limit, stop="wait_complete")), digests("a", 62)
-    rig.stock(keys, ALL, [496, 992])
-    fetch = rig.start(1000, keys, covered=covered, kv_pages=covered // PAGE)
-    assert fetch.tokens == fetched and rig.prefetcher.in_flight_tokens <= limit
-    rig.run()
-    assert fetch.length == (end or covered)
-    assert rig.prefetcher.stats().limited == (limit == 255)
-    assert rig.prefetcher.stats().truncated_tokens >= (0 if limit == 255 else 992 - fetched)
+
+def test_a_loop_waits_for_an_answer_of_storage_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this test, time passes only while the loop sleeps."""
+    now, gate, begun = [0.0], Event(), Event()
+
+    class Gated(MemoryStore):
+        def exists(self, names: Sequence[str]) -> list[bool]:
+            begun.set()
+            gate.wait()
+            return super().exists(names)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 1.0:  # the loop has waited about ten times
+            gate.set()
+            real.sleep(seconds)  # the sleep lets the threads run
+
+    real = workers.time
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    layout, waits = StateLayout((Plane("s", (7,), torch.float32),), layers=1), 0
+    tiers = Tiers("m", host_slots=4, store=Gated(), prefetch=Prefetch(threshold=1, stop="wait_complete"))
+    mem = StateManager(layout, slots=4, max_requests=1, pages=Pages(size=4), prefix=Prefix(), tiers=tiers)
+    assert mem.tiers is not None
+    fetch = mem.prefetch(range(9))
+    begun.wait()
+    while not mem.tiers.ready(fetch):
+        before, waits = now[0], waits + 1
+        mem.tiers.wait(fetch)
+        assert gate.is_set() or 0.1 <= now[0] - before < 0.11
+    assert waits >= 9 and fetch.outcome == "missed"
+    mem.tiers.wait(fetch)  # the prefetch has ended: `wait` returns at once
+    with pytest.raises(InvalidArgument, match="not what this manager"):
+        mem.tiers.wait(None)  # type: ignore[arg-type]
+    mem.close()
+
+
+def test_B65_close_waits_for_what_has_begun() -> None:
+    with ThreadPoolExecutor(2) as threads:
+        rig, keys = Rig(Prefetch(stop="wait_complete", chunk=8), executor=threads), digests("a", 62)
+        rig.stock(keys, range(62), (496, 992))
+        fetches = [rig.start(1000, keys) for _ in range(3)]
+        rig.close()
+        assert [fetch.outcome for fetch in fetches] == ["cancelled"] * 3
+        rig.check()
+        assert all(cache.pool.free + cache.pool.claimed == cache.pool.records for cache in rig.caches)
+    late = rig.start(1000, keys)  # the executor has been shut down
+    rig.prefetcher.poll()
+    assert (late.outcome, rig.prefetcher.stats().failures) == ("failed", 1)
+    rig.check()
 
 
 @pytest.mark.parametrize(
@@ -127,73 +312,6 @@ def test_S10_of_a_prompt_above_the_limit_the_longest_start_that_fits_is_fetched(
 def test_S10_the_limit_is_a_part_of_host_memory_that_is_no_copy(host: int, device: int, tokens: int | None) -> None:
     assert Prefetch().in_tokens(host, device).limit == tokens
     assert [Prefetch(limit=given).in_tokens(host, device).limit for given in (None, 300)] == [None, 300]
-
-
-@pytest.mark.parametrize("pinned", [True, False])
-def test_B59_without_a_record_for_the_state_the_pages_go_back(pinned: bool) -> None:
-    case = Case(rig={"states": 1}, ends=[992], others=((), [160]))
-    rig, (entry,) = case.rig, case.old
-    if pinned:
-        rig.states.pin(entry)
-    rig.run()
-    if pinned:
-        assert rig.kv.pool.free == rig.kv.pool.records and rig.store.asked("get") == []
-        rig.states.unpin(entry)
-    assert rig.states.evicted == int(not pinned) and case.end() == (("no_room", 0) if pinned else ("complete", 992))
-
-
-@pytest.mark.parametrize(("pages", "covered", "length"), [(15, 0, 0), (16, 0, 256), (20, 80, 0), (21, 80, 336)])
-def test_B60_pages_alone_are_revoked_too(pages: int, covered: int, length: int) -> None:
-    """All states are in host memory, so only KV pages are fetched."""
-    case = Case(
-        rig={"states": 62}, kv=range(pages), ends=(), here=((), ENDS), covered=covered, kv_pages=covered // PAGE
-    )
-    case.rig.run()
-    assert (case.fetch.outcome, case.fetch.length) == (("complete", length) if length else ("missed", covered))
-    case.rig.check()
-    assert case.rig.kv.pool.claimed == max(0, length - covered) // PAGE
-
-
-@pytest.mark.parametrize(("kv", "reserve", "length"), [(62, 10, 832), (62, 47, 0), (20, 30, 0)])
-def test_B68_truncation_leaves_the_reserve(kv: int, reserve: int, length: int) -> None:
-    case = Case(rig={"kv": kv, "reserve": reserve})
-    assert case.end() == ("complete" if length else "no_room", length) and case.rig.kv.pool.free >= min(kv, reserve)
-
-
-def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
-    case = Case(rig={"kv": 62, "reserve": 10}, others=(range(30),))
-    case.rig.kv.pin(*case.old)
-    case.rig.run()
-    case.rig.kv.unpin(*case.old)
-    assert case.end() == ("complete", (32 - 10) * 16)
-
-
-def test_B62_a_state_stands_for_the_length_that_it_is_filed_under() -> None:
-    """Truncated to 600 tokens, the prefetch takes the state at 592; states at 608 and 992 are too long."""
-    case = Case(rig={"kv": 600 // PAGE}, ends=[256, 592, 608, 992])
-    assert case.end() == ("complete", 592)
-    (entry,) = case.rig.states.entries()
-    assert (entry.key, entry.length, entry.fetched) == (case.keys[36], 592, True)  # Rig.check compares its bytes
-    lengths = [entry.length for entry in case.rig.kv.entries()]
-    assert lengths == [16 * n for n in range(37, 0, -1)]  # the first page of the prompt goes last
-
-
-def test_B64_a_state_comes_back_to_kv_that_is_on_the_device() -> None:
-    case = Case(rig={"kv": 0}, kv=(), ends=[640], covered=320, kv_pages=40)
-    assert case.end() == ("complete", 640) and case.asked("get", "kv") == 0 and len(case.rig.kv) == 0
-
-
-def test_B64_kv_comes_back_to_a_state_that_is_in_host_memory() -> None:
-    case = Case(rig={"states": 2}, ends=(), others=((), [160]), here=((), [640]), kv_pages=10)
-    assert case.end() == ("complete", 640)
-    assert case.asked("get", "kv") == 30 and case.asked("get", "state") == case.rig.states.evicted == 0
-
-
-def test_what_host_memory_has_no_longer_ends_the_reach() -> None:
-    """Page 20 was in host memory when storage was asked, so nobody knows whether storage has this page."""
-    case = Case(ends=[320, 992], here=([20],))
-    case.rig.kv.drop(case.here[0])
-    assert case.end() == ("complete", 320)
 
 
 WRONG = [("threshold", -1), ("threshold", 1.5), ("limit", -1), ("limit", True), ("limit", 1.5), ("limit", 0.0),

@@ -66,8 +66,16 @@ class Planes:
         if self.broken:
             return [False] * len(keys)
         done = [self.faults.get((kind, key)) != "denied" for key in keys]
-        self.records.update((kind, key) for key, well in zip(keys, done, strict=True) if well)
+        for key, well in zip(keys, done, strict=True):
+            if well:
+                self.add(kind, key)
         return done
+
+    def add(self, kind: str, key: Key) -> None:
+        """Adds a record, in place of one that stands for another length."""
+        self.records.add((kind, key))
+        if self.fault(kind, key) == "foreign":
+            del self.faults[kind, key]
 
 
 class Below(Prefetches):
@@ -322,8 +330,12 @@ class Below(Prefetches):
                 break
             Shelf.pin(batch)
             keys, kind = [item.key for item in batch], shelf.kind
-            job = Job(lambda kind=kind, keys=keys: self.storage.put(kind, keys), None, shelf, items=batch)  # type: ignore[misc]
+            job = Job(lambda kind=kind, keys=keys: self._put(kind, keys), None, shelf, items=batch)  # type: ignore[misc]
             self.writing.append(self.submit(job))
+
+    def _put(self, kind: str, keys: Sequence[Key]) -> list[bool]:
+        self.calls.append(("put", [(kind, key) for key in keys]))
+        return self.storage.put(kind, keys)
 
     def wait(self, jobs: Iterable[Job]) -> None:
         """Runs jobs to their end."""

@@ -571,16 +571,27 @@ class Lower:
         self.below.now += seconds
 
     def spoil(self, kind: str, key: Key, fault: str) -> None:
-        """Sets the fault of a record. "" removes the fault; "gone" deletes the record."""
-        name = self.name(kind, key)
+        """Sets the fault of a record. "" removes the fault; "gone" deletes the record; "foreign": another length."""
+        name, told = self.name(kind, key), self.below.storage
+        if name in self.store.records and "foreign" in (fault, told.fault(kind, key)):
+            self.store.records[name] = self._record(
+                kind, key, len(key[1]) + self.settings.page_size * (fault == "foreign")
+            )
         if fault == "gone":
             self.store.records.pop(name, None)
-            self.below.storage.records.discard((kind, key))
-        elif fault:
-            self.store.faults[name] = self.below.storage.faults[kind, key] = fault
+            told.records.discard((kind, key))
+        elif fault and (fault != "foreign" or name in self.store.records):
+            self.store.faults[name] = told.faults[kind, key] = fault
         else:
             self.store.faults.pop(name, None)
-            self.below.storage.faults.pop((kind, key), None)
+            told.faults.pop((kind, key), None)
+
+    def _record(self, kind: str, key: Key, length: int) -> bytes:
+        """Returns the bytes of a record that says that it stands for `length` tokens."""
+        form = self.forms[kind]
+        record = np.concatenate([np.zeros(form.header_bytes, np.uint8), self.body(kind, key)])
+        form.seal(record, self.digest(key), length)
+        return record.tobytes()
 
     def break_all(self, broken: bool, forgetful: bool) -> None:
         self.store.broken = self.below.storage.broken = broken
@@ -592,11 +603,8 @@ class Lower:
         wanted = [("state", keys[end - 1]) for end in ends if end <= len(keys)]
         wanted += [("kv", key) for page, key in enumerate(keys) if page != gap and self.settings.pages]
         for kind, key in wanted:
-            form = self.forms[kind]
-            record = np.concatenate([np.zeros(form.header_bytes, np.uint8), self.body(kind, key)])
-            form.seal(record, self.digest(key), len(key[1]))
-            self.store.records[self.name(kind, key)] = record.tobytes()
-            self.below.storage.records.add((kind, key))
+            self.store.records[self.name(kind, key)] = self._record(kind, key, len(key[1]))
+            self.below.storage.add(kind, key)
 
     def texts(self, d: Digits) -> list[Key]:
         """Returns keys, some chosen by `d`, of states that the tiers have and the device lacks."""
@@ -686,6 +694,10 @@ class Lower:
             )
 
     def _look_at_storage(self) -> None:
+        calls = [(call, [self.name(*one) for one in asked]) for call, asked in self.below.calls]
+        same("calls of storage", self.store.calls, calls)
+        self.store.calls.clear()
+        self.below.calls.clear()
         told = {self.name(*record): record for record in self.below.storage.records}
         same("records in storage", sorted(self.store.records), sorted(told))
         for name in told.keys() - self._names.keys():

@@ -42,7 +42,7 @@ GAP = (
 )  # fmt: skip
 WITH_KEYS = GAP + ("forget",) * 4
 AROUND_TAILS = GAP + ("leave", "cancel") * 4
-FAULTS = ("gone", "vanished", "half", "garbage", "denied", "raises", "", "")
+FAULTS = ("gone", "vanished", "half", "garbage", "foreign", "denied", "raises", "", "")
 # operation -> weight with which it is drawn
 OPERATIONS = {
     "plan": 32, "first": 5, "fold": 4, "settle": 16, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4,
@@ -350,11 +350,13 @@ class Operations(Machine):
     def plan_batch(
         self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, run: bool = True,
         replays: bool | None = None, drafts: Sequence[int] = (), accepted: Sequence[int] | None = None,
+        defer: int | None = None,
     ) -> Flight | None:  # fmt: skip
         """Plans these rows on both sides, valid or not, and runs the forward unless `run` is False.
 
         replays: whether the forward runs inside the plan, as in a replayed graph; None: drawn. drafts: their number in
-        each entry, or (). accepted: number of real tokens of each entry; None: drawn.
+        each entry, or (). accepted: number of real tokens of each entry; None: drawn. defer: tokens that wait in the
+        tail; None: drawn.
         """
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
@@ -383,7 +385,8 @@ class Operations(Machine):
         packets, moving = model.packets, model.moving
         with self.counted() as spent:
             more = {"drafts": drafts[0] if len({*drafts}) == 1 and d(2) else list(drafts)} if drafts else {}
-            defer = d(2 * self.settings.tail + 1) if self.settings.tail and d(3) == 1 else 0
+            if defer is None:
+                defer = d(2 * self.settings.tail + 1) if self.settings.tail and d(3) == 1 else 0
             call = lambda: self.mem.plan(handles, given, limit=limit, replay=replay, defer=defer, **more)  # noqa: E731
             step = self.attempt(faults, call)
         if step is REFUSED:
@@ -1387,11 +1390,13 @@ class Operations(Machine):
 
     def unfetch(self, d: Digits) -> None:
         """Cancels a prefetch."""
-        below, tiers = self.model.below, self.mem.tiers
         if self.fetches:
-            fetch = d.pick(*(self._open() or self.fetches), *list(self.fetches)[-1:])
-            tiers.cancel(fetch)
-            below.cancel(self.fetches[fetch])
+            self.unfetch_of(d.pick(*(self._open() or self.fetches), *list(self.fetches)[-1:]))
+
+    def unfetch_of(self, fetch: ms.tiers.Fetch) -> None:
+        """Cancels a prefetch on both sides."""
+        self.mem.tiers.cancel(fetch)
+        self.model.below.cancel(self.fetches[fetch])
 
     def work(self, d: Digits) -> None:
         """Lets threads begin or end some jobs."""
@@ -1436,16 +1441,20 @@ class Operations(Machine):
     def thin(self, d: Digits) -> None:
         """Evicts records of one kind from host memory."""
         if below := self.model.below:
-            at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
-            self.lower.caches[-1 - at].evict(n)
-            below.shelves[-1 - at].evict(n)
+            at = d(len(below.shelves))
+            self.thin_by(len(below.shelves) - 1 - at, d.pick(1, 2, 3, 99))
+
+    def thin_by(self, at: int, n: int) -> None:
+        """Evicts `n` records from host memory on both sides. at: 0 for states, 1 for KV pages."""
+        self.lower.caches[at].evict(n)
+        self.model.below.shelves[at].evict(n)
 
     def hurt(self, d: Digits, fetch: Fetched) -> None:
         """Sets a fault of a record that a prefetch wants."""
         there = [(kind, key) for key in fetch.keys for kind in ("state", "kv")
                  if (kind, key) in self.model.below.storage.records]  # fmt: skip
         if there:
-            self.lower.spoil(*d.pick(*there[::-1]), d.pick(*FAULTS[:6]))
+            self.lower.spoil(*d.pick(*there[::-1]), d.pick(*FAULTS[:7]))
 
     def flush(self, d: Digits) -> None:
         if self.lower:

@@ -170,8 +170,8 @@ class Play:
         """Plans a step and runs it. Settles the oldest steps, until as many are unsettled as overlapping allows.
 
         counts, drafts: one number, or one for each row. accepted: tokens of each entry that are real; None: all. run:
-        False plans only. ended: rows whose last token the settled step computes. more: `limit`, and whether the
-        forward `replays`. Returns None if pages or the plan are refused.
+        False plans only. ended: rows whose last token the settled step computes. more: `limit`, `defer`, and whether
+        the forward `replays`. Returns None if pages or the plan are refused.
         """
         counts, drafts = ([n] * len(rows) if isinstance(n, int) else list(n) for n in (counts, drafts))
         named = [(row, n) for row, n in zip(rows, counts, strict=True) if row in self.machine.handles]
@@ -385,6 +385,100 @@ class Play:
     def poll(self) -> None:
         self.machine.poll(PLAIN)
 
+    # Tiers
+
+    @verb
+    def prefetch(self, text: Sequence[int], salt: Any = None, session: Any = None) -> Any:
+        """Starts a prefetch of a prompt. Returns it; None if the call is refused."""
+        talk = self.machine.talks.get(session)
+        return self.machine.prefetch_for(PLAIN, tuple(text), talk.salt if talk else salt, session)
+
+    @verb
+    def fetch(self, text: Sequence[int], salt: Any = None, session: Any = None) -> Any:
+        """Prefetches a prompt, and lets threads work until the prefetch is done. Returns it."""
+        fetch = self.prefetch(text, salt, session)
+        while fetch and not fetch.done:
+            self.work()
+            self.poll()
+        return fetch
+
+    @verb
+    def ready(self, fetch: Any) -> None:
+        """Asks whether a prefetch is ready, which may stop it."""
+        self.machine.ready_for(fetch)
+
+    @verb
+    def unfetch(self, fetch: Any) -> None:
+        """Cancels a prefetch."""
+        self.machine.unfetch_of(fetch)
+
+    @verb
+    def work(self, jobs: int = 1, at: int = 0, finish: bool = True) -> None:
+        """Lets threads run jobs, from the `at`-th one that has not ended. finish: False only begins them."""
+        lower = self.machine.lower
+        for job in lower.open_jobs[at:][:jobs]:
+            lower.work(job, finish)
+
+    @verb
+    def drain(self) -> None:
+        """Sends what is due, polls, and lets threads work until all that has begun is done."""
+        self.submit()
+        for _ in range(3):
+            self.poll()
+            self.work(99)
+        while self.machine.lower.open_jobs:
+            self.poll()
+            self.work(99)
+        self.poll()
+
+    @verb
+    def go_down(self) -> None:
+        """Saves what the cache has, then evicts all states and pages from the device."""
+        self.submit()
+        self.poll()
+        self.poll()
+        self.evict(states=99, pages=99)
+        self.submit()
+        self.poll()
+
+    @verb
+    def tick(self, seconds: float) -> None:
+        """Advances the clock of the tiers."""
+        self.machine.lower.advance(seconds)
+
+    @verb
+    def stock(self, text: Sequence[int], *ends: int, salt: Any = None, gap: int = -1) -> None:
+        """Puts records of a prompt into storage: states at `ends`, in tokens, and all KV pages but page `gap`."""
+        size = self.settings.page_size
+        self.machine.lower.stock(tuple(text), salt, [end // size for end in ends], gap)
+
+    @verb
+    def spoil(self, kind: str, text: Sequence[int], fault: str, salt: Any = None) -> None:
+        """Sets a fault of a record in storage, "gone" deletes it, "" mends it. text: all tokens up to its end."""
+        self.machine.lower.spoil(kind, (salt, tuple(text)), fault)
+
+    @verb
+    def break_store(self, broken: bool = False, forgetful: bool = False) -> None:
+        """Makes all calls of storage fail, or only those that ask what there is; without arguments mends it."""
+        self.machine.lower.break_all(broken, forgetful)
+
+    @verb
+    def thin(self, states: int = 0, pages: int = 0) -> None:
+        """Evicts states and KV pages from host memory."""
+        self.machine.thin_by(0, states)
+        if pages:
+            self.machine.thin_by(1, pages)
+
+    @verb
+    def flush(self) -> None:
+        """Writes all to storage."""
+        self.machine.flush(PLAIN)
+
+    @verb
+    def empty_host(self) -> None:
+        """Clears host memory."""
+        self.machine.empty_host(Digits(1))
+
     # The device
 
     @verb
@@ -440,6 +534,8 @@ class Play:
         itself, such as a list that must not be empty.
         """
         there = {name: getattr(self.model, name) for name in FIGURES} | dict(self.model.figures)
+        if below := self.model.below:
+            there |= below.figures | below.counts | below.flaws | {"thinned": sum(one.evicted for one in below.shelves)}
         there |= dict(self.machine.errors) | {name: n for name, n in counts.items() if n is not ...}
         missed = [name for name in (*names, *counts) if not there.get(name)]
         with self.explained():

@@ -510,7 +510,7 @@ def test_the_tests_marked_gpu_are_collected_with_the_packages_of_such_a_machine(
     assert "Transformers 5.17" in left_out["tests/integrations/test_transformers_serve.py"]
     collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
     assert len(collected) > 60 and not collected & left_out.keys()
-    assert {"tests/kernels/test_marks.py", "tests/engine/test_graphs.py", "tests/tiers/test_tiers_hits.py"} <= collected
+    assert {"tests/kernels/test_marks.py", "tests/engine/test_graphs.py", "tests/tiers/test_tiers.py"} <= collected
 
 
 def test_outcomes_are_summed_up_test_by_test() -> None:

@@ -222,6 +222,23 @@ def test_B61_B62_B67_what_does_not_come_ends_what_is_usable(play: Play) -> None:
     play.reached("complete")
 
 
+@script(**BELOW, chunk=(1, 2, 32))
+def test_B61_of_two_pages_that_do_not_come_the_first_one_counts(play: Play) -> None:
+    play.stock(T, *EVEN)
+    for end in EVEN:
+        play.fetch(T[: end + 1])
+    play.thin(pages=99)
+    for end in (8, 14):
+        play.spoil("kv", T[:end], "vanished")
+    fetch = play.prefetch(T)
+    play.work()
+    play.poll()
+    play.work(99)
+    play.poll()
+    play.ready(fetch)
+    play.reached("partial")
+
+
 @script(**BELOW, when=("asking", "reading", "forgetful"))
 def test_a_store_that_raises_has_failed(play: Play) -> None:
     play.stock(T, 20)

@@ -1,96 +1,116 @@
-"""What happens to tiers in resets, clears, sleep and wake, at the end of a manager, and with threads."""
+"""The end of a manager with tiers, and what other processes, threads and engines do to it."""
+
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import memstate as ms
+from memstate.errors import Asleep
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import every_strategy
-from tests.support.tiered import T, Tiered, below, settle, whole
-from tests.support.virtual import MemoryStore
+from memstate.tiers import FileStore
+from memstate.tiers.stores.base import Outcome
+from tests.support.serving import PAGE
+from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.virtual import ByHand, MemoryStore
 
 pytestmark = pytest.mark.sample
 
 ONE = whole(1)
-BOTH, ONE_GONE = (ONE, T[:16]), {"states": 1, "kv_stays": True, "slots": 12}
 
 
-@every_strategy
-def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backend) -> None:
-    store = MemoryStore()
-    at = below(plain, name, *BOTH, **ONE_GONE, tiers={"store": store})
-    at.start([*ONE, 1])
-    at.below.flush()
-    there = len(store.records)
-    at.mem.recover(keep=False)
-    at.text.clear()
-    at.look(idle=True)
-    assert at.keeps() == set() and at.mem.free_slots == 12 and len(store.records) == there == 2 + 6
-    assert at.turn([*ONE, 1], publish=False) == 0
-    at.fetch([*T[:16], 1])
-    assert at.turn([*T[:16], 1], publish=False) == 16
-    at.look(idle=True)
+@pytest.mark.parametrize("broken", [False, True])
+def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> None:
+    """Afterwards the store has all that was cached, unless the store is broken, and no thread is left."""
+    store, threads = MemoryStore(), set(threading.enumerate())
+    store.broken = broken
+    at = Tiered(plain, slots=12, tiers={"store": store, "write": "back", "threads": 1})
+    at.cache_prompts(*(whole(n) for n in range(1, 5)), poll=False)
     at.mem.close()
+    assert (at.tiers.written, at.tiers.write_failed) == ((0, 12) if broken else (12, 0))
+    assert len(store.records) == at.tiers.written and at.tiers.leaked_records == 0 and at.keeps() == set()
+    assert set(threading.enumerate()) <= threads
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@every_strategy
-def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> None:
-    at = below(plain, name, *BOTH, **ONE_GONE)
-    at.give_up()
-    row = at.start([*ONE, 1]) if keep else None  # the load of the row is on its way
+def test_a_closed_manager_goes_on_without_tiers(plain: Backend) -> None:
+    at = Tiered(plain, tiers={"store": MemoryStore()}, slots=4)
+    prompts = [[*whole(n, 2), 7] for n in range(6)]
+    at.cache_prompts(*prompts)
+    at.mem.close()
+    at.mem.close()
+    for prompt in prompts:
+        assert at.turn(prompt) in (0, 2 * PAGE)
+        at.mem.poll()
+    assert at.tiers.host_states == at.tiers.host_pages == 0
+    with pytest.raises(ms.ConfigurationError, match="the manager is closed"):
+        at.mem.prefetch(prompts[0])
+    assert at.mem.match(prompts[0]).host_length == 0
+    at.below.flush()
+
+
+def test_kv_that_sleeps_is_not_filed(plain: Backend) -> None:
+    """The manager does not put the engine's KV to sleep; a state whose KV cannot be packed is not filed."""
+    store = MemoryStore()
+    at = Tiered(plain, tiers={"store": store, "write": "back"})
+    at.cache_prompts(whole(1))
+    assert at.pages_kv is not None
     at.mem.submit()
-    at.mem.device.sleep(keep=keep)
-    for call in (at.mem.poll, lambda: at.mem.match([*ONE, 1]), lambda: at.mem.prefetch([*ONE, 1])):
-        with pytest.raises(ms.Asleep):
+    at.pages_kv.sleep()
+    with pytest.raises(Asleep):
+        at.cache.evict_states(1)
+    for call in (at.below.flush, at.mem.close):
+        with pytest.raises(Asleep):
             call()
-    assert at.tiers.leaked_records == 0 and at.keeps() == {tuple(ONE), tuple(T[:16])}
-    at.mem.device.wake()
-    if row:
-        at.run([row], publish=False)
-        at.mem.end([row])
-    assert at.turn([*T[:16], 1], publish=False) == 16 and at.turn([*ONE, 1], publish=False) == 8
-    at.give_up()
-    settle(at)
-    at.look(idle=True)
-    at.cache_prompts(whole(5))
-    settle(at)
-    assert tuple(whole(5)) in at.keeps(), "addresses may be others: records are right all the same"
+    assert at.tiers.host_pages == 0
+    assert at.below.host.kv is not None and at.below.host.kv.pool.free == at.below.host.kv.pool.records
+    at.pages_kv.wake()
+    at.give_up(pages=60)
+    at.pages_kv.sleep()
+    before = at.mem.free_slots, at.mem.free_pages
+    with pytest.raises(Asleep):
+        at.mem.admit([ms.Request("r", tokens=[*whole(1), 1])])
+    assert (at.mem.free_slots, at.mem.free_pages) == before
+    at.pages_kv.wake()
+    assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE
 
 
-def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> None:
-    """KV is written first, so that a reader that finds the state also finds its KV."""
+@pytest.mark.parametrize("answer", [None, [], [Outcome.DONE] * 99, KeyError("x")])
+def test_whatever_put_answers_is_a_failure_at_most(answer: Any, plain: Backend) -> None:
     store = MemoryStore()
-    at = Tiered(plain, slots=12, tiers={"store": store})
-    at.cache_prompts(T[:16])
+    store.put = Mock(side_effect=[answer] * 9)  # type: ignore[method-assign]
+    at = Tiered(plain, tiers={"store": store, "executor": ByHand()})
+    at.cache_prompts(whole(1))
     at.mem.submit()
+    at.mem.poll()
+    at.drain()
+    assert at.tiers.write_failed == 3 and at.tiers.written == 0  # the writes of a state and of two pages
+
+
+def test_another_process_goes_on_from_files(plain: Backend, tmp_path: Path) -> None:
+    first = Tiered(plain, slots=14, tiers={"store": FileStore(tmp_path)})
+    first.cache_prompts(T[:16], ONE)
+    first.mem.close()
+    at = Tiered(plain, slots=14, tiers={"store": FileStore(tmp_path)})
+    assert at.mem.match([*ONE, 1]).host_length == 0
+    assert [at.fetch(tokens).length for tokens in ([*ONE, 1], [*T[:16], 1, 2])] == [8, 16]
+    assert [at.turn(tokens) for tokens in ([*ONE, 1], [*T[:16], 1, 2])] == [8, 16]
+    assert (at.tiers.storage_hit_tokens, at.tiers.host_hit_tokens) == (24, 0)
+    settle(at)
     at.below.flush()
-    kinds = [name.split("-")[0] for name in store.asked("put")]
-    assert kinds == ["kv"] * 4 + ["state"] and at.below.writeback and at.below.writeback.pending == 0
-    at.below.flush()
-    assert len(store.asked("put")) == 5
-    at.mem.close()
-    assert len(store.asked("put")) == 5
+    assert at.tiers.written == at.moved[0] + at.moved[2], "what came from storage is not written again"
 
 
-@pytest.mark.parametrize("call", ["flush", "close"])
-def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Backend) -> None:
-    """The call is refused before a record is filed for a state that was never copied."""
-    at = Tiered(plain, slots=6, tiers={"write": "back"})
-    at.cache_prompts(ONE)
-    at.mem.device.sleep()
-    with pytest.raises(ms.Asleep):
-        getattr(at.below if call == "flush" else at.mem, call)()
-    assert at.keeps() == set() and at.tiers.leaked_records == 0
-    at.mem.device.wake()
+@pytest.mark.parametrize(("write", "tokens"), [("through", 64), ("back", 128)])
+def test_S10_a_manager_limits_prefetches_by_its_host_memory(
+    write: str, tokens: int, plain: Backend, tmp_path: Path
+) -> None:
+    """Host memory has 40 pages.
 
-
-def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
-    """Records are written in turns: those that storage has already make room in host memory for the rest."""
-    store = MemoryStore()
-    at = Tiered(plain, slots=8, tiers={"store": store, "write": "back", "host_slots": 2, "host_pages": 4})
-    at.cache_prompts(*(whole(n) for n in range(1, 6)))
-    at.mem.submit()
-    at.below.flush()
-    assert sum(name.startswith("state") for name in store.records) == 5
-    assert sum(name.startswith("kv") for name in store.records) == 10 and at.tiers.refused == 0
-    at.mem.close()
+    If it must also hold copies of the device's pages, only 20 of them count. Prefetches get 0.8 of those that count.
+    """
+    settings = {"store": FileStore(tmp_path), "prefetch": ms.Prefetch(threshold=4, stop="wait_complete")}
+    at = Tiered(plain, slots=14, tiers=settings | {"write": write})
+    assert at.mem.prefetch(T[:150]).tokens == tokens
+    assert at.mem.prefetch(T[:150]).outcome == "limited"

@@ -335,6 +335,13 @@ class Play:
             self.model.drop([machine.snaps.pop(snap) for snap in snaps])
             machine.dropped.extend(snaps)
 
+    @verb
+    def launch(self, flight: Any, tell: bool = False) -> None:
+        """Runs the forward of a step that was only planned. tell: whether the manager hears of it at once."""
+        self.machine.forward(flight)
+        if tell:
+            self.machine.tell_launched()
+
     # Sessions, the cache, time
 
     @verb
@@ -492,8 +499,8 @@ class Play:
         self.machine.wake(PLAIN)
 
     @verb
-    def sleep(self) -> None:
-        self.machine.sleep(PLAIN)
+    def sleep(self, keep: bool = True) -> None:
+        self.machine.sleep(Digits(0 if keep else 1))
 
     @verb
     def wake(self) -> None:

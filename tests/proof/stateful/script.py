@@ -294,7 +294,11 @@ class Play:
         rows = [handles.get(model.tenant(entry)) for entry in flight.planned.entries]
         tokens, texts, faults = machine.tell(PLAIN, rows) if how == "told" else (None, None, set())
         keep = {"told": "cache", "publish": "handle", "release": None}[how]
+        if model.promised or flight.planned is not model.open or model.late is not None:
+            faults.add(ms.InvalidArgument)
         snaps = machine.attempt(faults, lambda: self.mem.cancel(flight.step, keep, **machine.naming(tokens)))
+        if snaps is REFUSED:
+            return
         if texts is not None:
             pairs = zip(texts, flight.planned.entries, strict=True)
             texts = [text for text, entry in pairs if model.tenant(entry)]
@@ -341,6 +345,13 @@ class Play:
         self.machine.forward(flight)
         if tell:
             self.machine.tell_launched()
+
+    @verb
+    def end_open(self, *rows: Any, how: str = "release") -> list[Any]:
+        """Ends rows as `end` does, but settles no step."""
+        machine, before = self.machine, set(self.machine.snaps)
+        machine.end_as(PLAIN, list(rows), how, how == "publish")
+        return [snap for snap in machine.snaps if snap not in before]
 
     # Sessions, the cache, time
 
@@ -510,6 +521,16 @@ class Play:
     def audit(self) -> None:
         """Compares the report of an audit."""
         self.machine.audit(PLAIN)
+
+    @verb
+    def picture(self) -> None:
+        """Compares what `inspect` shows: owners and names of registers, also those that only the device knows."""
+        self.machine.snapshot(PLAIN)
+
+    @verb
+    def check(self) -> None:
+        """Reads the number of free slots from the device."""
+        self.machine.check(PLAIN)
 
     @verb
     def reset(self) -> None:

@@ -160,21 +160,10 @@ class Tiered(Server):
         while self.below.writeback and self.below.writeback.pending:
             self.work()
 
-    def hit(self, length: int, tokens: Sequence[int], **more: object) -> ms.Row:
-        """Admits a prompt, and checks that it starts from `length` tokens. Returns its row."""
-        row = self.start(tokens, **more)
-        assert self.mem.info(row).length == length
-        return row
-
     def pass_down(self, *prompts: Sequence[int], **more: object) -> None:
         """Computes prompts, then evicts all their states and pages from the device."""
         self.cache_prompts(*prompts, **more)  # type: ignore[arg-type]
         self.give_up(pages=60)
-
-    def checked(self, rows: Sequence[ms.Row | None]) -> None:
-        """Runs one more step without publishing. Checks what it reads, and then the whole server."""
-        self.run(rows, publish=False)
-        self.look()
 
     def fetch(self, tokens: Sequence[int], salt: object = None) -> ms.tiers.Fetch:
         """Prefetches a prompt, polls until the prefetch is done, and returns it."""
@@ -187,10 +176,6 @@ class Tiered(Server):
     def keeps(self) -> set[History]:
         """Returns the prefixes whose states are in host memory."""
         return {self.known[entry.key] for entry in self.below.host.states.entries()}
-
-    def keeps_pages(self) -> set[History]:
-        """Returns the prefixes whose last KV page is in host memory."""
-        return {self.known[entry.key] for entry in self.caches[1].entries()}
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
@@ -299,14 +284,6 @@ def below(
     return at
 
 
-def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
-    """Fills a store: a server computes prompts, writes their records to the store, and ends."""
-    at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
-    at.cache_prompts(*prompts)
-    at.mem.close()
-    assert at.tiers.written == at.moved[0] + at.moved[2] and at.tiers.leaked_records == 0
-
-
 def settle(at: Tiered) -> None:
     """Submits all recorded changes, and waits until all transfers between device and host memory have arrived."""
     at.mem.submit()
@@ -315,5 +292,4 @@ def settle(at: Tiered) -> None:
     at.mem.poll()
 
 
-NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # strategy -> slots that a request takes
 T = [7 * i % 1000 for i in range(200)]

@@ -13,11 +13,13 @@ from memstate.kernels.dispatch import Backend
 from tests.proof.stateful.script import ALL, COPIED, Play, script
 from tests.support.build import on
 from tests.support.decode_case import same_bits
+from tests.support.sampling import PROOF
 from tests.support.tail_walk import STRATEGIES, WRONG, Model, Walk, layout
 
+CHUNK = 80  # number of tokens between two comparisons
+TOKENS = 100_000 if PROOF else 800
 TAILS = {"tail": 4, "page_size": 1, "tails": (False, True), "pages": 0, "pages_per_row": 0}
 WAYS = {"strategy": ALL, "overlap": (False, True)}
-KEEPING = ("ping-pong", "lazy", "redirect")
 
 
 @script(strategy=ALL, **TAILS, forward=({}, {"in_place": True}, {"overlap": True}), seed=(1, 2, 3))
@@ -519,3 +521,36 @@ def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend
     mem.plan([row], 4, drafts=4)
     mem.accept(first, [accepted], written=True)
     assert mem.stats().degraded <= missing
+
+
+def test_T2_a_long_text_has_the_states_of_plain_decode(generator: torch.Generator) -> None:
+    backend, chance = Backend("reference"), Random(int(torch.randint(0, 2**31, (1,), generator=generator)))
+    tracking = ms.Redirect(every=64)
+    mem = on(backend, layout(4), slots=4, max_requests=1, tracking=tracking, overlap=False, tail=4)
+    (row,) = mem.admit([ms.Request("long")])
+    plain = torch.zeros(2, *mem.planes["ssm"].shape[2:])  # slot 1 has the state of plain decode
+    one = torch.ones(1, dtype=torch.int32)
+    snapshots = 0
+    for _ in range(TOKENS // CHUNK):
+        model = Model(backend, generator, 2)
+        where = {"read": one, "write": one, "snapshot": 0 * one, "tokens": CHUNK * one}
+        text = {name: x[:1, :CHUNK] for name, x in model.inputs.items()}
+        backend.gated_delta_step(**text, **model.weights, **where, state=plain)
+        at = 0
+        while at < CHUNK:
+            drafts = min(3, CHUNK - at - 1)
+            right = chance.randint(0, drafts)
+            step = mem.plan([row], 1 + drafts, drafts=drafts, defer=chance.choice((0, 0, 4, 8)))
+            model.forward(mem, step, [[(0 if t <= right else 1, at + t) for t in range(1 + drafts)]])
+            mem.accept(step, [1 + right])
+            at += 1 + right
+        while mem.info(row).pending:
+            step = mem.plan([row], 0)
+            model.forward(mem, step, [[]])
+            mem.settle(step)
+        slot = int(mem.device.live_slots[row.index])
+        assert same_bits(mem.planes["ssm"][0, slot], plain[1]), mem.info(row)
+        snapshots = mem.stats().snapshots
+    assert mem.info(row).length == TOKENS // CHUNK * CHUNK and snapshots >= TOKENS // 64 - 1
+    mem.end([row])
+    mem.audit().raise_if_leaking()

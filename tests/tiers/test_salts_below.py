@@ -1,4 +1,4 @@
-"""Salts in the tiers: tenants never share states in host memory, in storage or between ranks."""
+"""Salts between ranks and processes: tenants never share states, and digests are of one salt."""
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -11,41 +11,7 @@ from memstate.tiers import FileStore, manager
 from memstate.tiers.keys import Keys
 from memstate.tokens import SaltedTokens, encode
 from tests.support.splits import TOKENS, Model
-from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
-from tests.support.virtual import MemoryStore
-
-BELOW = (0, 0, 0, 8)  # a match finds the state, which only host memory has
-
-
-@pytest.mark.parametrize("write", ["through", "back", "selective"])
-@two_tenants
-def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable, write: str) -> None:
-    house = House(tiers={"write": write})
-    house.turn(8, mine)
-    assert house.starts(9, mine) == 8, "one hit, for the selective"
-    house.go_down()
-    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == BELOW
-    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
-    assert house.matched(9, other) == NOTHING and house.matched(9, mine)[:3] == (8, 8, 8), "filed where it was found"
-    house.turn(8, other)
-    assert house.starts(9, other) == 8
-    house.go_down()
-    assert [house.starts(9, salt) for salt in (mine, other)] == [8, 8], "of equal tokens each has bytes of its own"
-    house.idle()
-
-
-@two_tenants
-def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
-    """One process writes the state, and another one fetches it."""
-    store = MemoryStore()
-    first = House(tiers={"store": store})
-    first.turn(8, mine)
-    first.mem.close()
-    house = House(tiers={"store": store})
-    house.number(mine)
-    assert house.fetch(9, other).length == 0 and house.matched(9, other) == NOTHING
-    assert house.fetch(9, mine).length == 8 and house.matched(9, mine) == BELOW
-    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
+from tests.support.tenants import PAGE, House, T, two_tenants
 
 
 @pytest.fixture

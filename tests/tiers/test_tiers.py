@@ -274,3 +274,20 @@ def test_flushing_more_than_host_memory_holds_writes_all_of_it(play: Play) -> No
     play.turn([*other(0), 1])
     play.flush()
     play.reached("written", "storage hit")
+
+
+@script(**STORED, **WRITES, salts=(("a", "b"), ("a", None), (None, "a"), ("", None), (1, "1")))
+def test_B53_host_memory_and_storage_give_what_their_own_salt_has(play: Play) -> None:
+    for n in range(3):
+        play.turn([*TWO, *range(n)], salt=play.salts[0])
+    play.go_down()
+    for salt in play.salts[::-1]:
+        play.match([*TWO, 5], salt)
+        play.turn([*TWO, 5], salt=salt)
+    play.flush()
+    play.evict(states=99, pages=99)
+    play.empty_host()
+    for salt in play.salts[::-1]:
+        play.fetch([*TWO, 6], salt)
+        play.turn([*TWO, 6], salt=salt)
+    play.reached("host hit", "storage hit")

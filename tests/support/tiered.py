@@ -160,6 +160,12 @@ class Tiered(Server):
         while self.below.writeback and self.below.writeback.pending:
             self.work()
 
+    def hit(self, length: int, tokens: Sequence[int], **more: object) -> ms.Row:
+        """Admits a prompt, and checks that it starts from `length` tokens. Returns its row."""
+        row = self.start(tokens, **more)
+        assert self.mem.info(row).length == length
+        return row
+
     def pass_down(self, *prompts: Sequence[int], **more: object) -> None:
         """Computes prompts, then evicts all their states and pages from the device."""
         self.cache_prompts(*prompts, **more)  # type: ignore[arg-type]

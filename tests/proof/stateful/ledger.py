@@ -89,7 +89,7 @@ class Row:
     taste: seed of the tokens after the prompt. coming: (length, kind) of wanted marks.
     floor: length of the last kept mark. end: (length, kind, wanted length) of a mark whose state is still in the live
     slot. marks: (snapshot, kind) of kept marks, ascending. pending: number of real tokens in the tail that the state
-    lacks. newest: number of tokens that the last step has put into the tail. forked: whether it began as a fork.
+    lacks. newest: number of tokens that the last step has put into the tail.
     """
 
     number: int

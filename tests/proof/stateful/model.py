@@ -876,7 +876,8 @@ class Model(Cache):
             if start.prompt and (start.match or start.talk):
                 row.longest = len(start.prompt)
             if start.match and start.prompt:
-                row.tracked = max(row.tracked, len(start.prompt))
+                row.longest = len(start.prompt)
+                row.tracked = max(row.tracked, row.longest)
             elif isinstance(origin := start.origin, Row):
                 row.tracked = max(row.tracked, origin.tracked)
             for column in ("tracked", "source"):
@@ -909,46 +910,78 @@ class Model(Cache):
             return 0
         return origin.register if isinstance(origin, Kept) else origin.source or origin.live
 
-    def fork(self, row: Row, names: Sequence[object], holder: int) -> tuple[list[Row], list[tuple[int, int]]]:
-        """Forks a row. Returns the new rows, and (to, of) for each page to copy.
+    def fork(
+        self, groups: Sequence[tuple[Row, Sequence[object]]], holders: Sequence[int], gone: Sequence[Row] = ()
+    ) -> tuple[list[Row], list[tuple[int, int]]]:  # fmt: skip
+        """Forks rows, and ends others first. Returns the new rows, and (to, of) for each page to copy.
 
-        holder: the register to which memstate has moved the state of the row, if it has moved it.
+        groups: (row, names of its forks). holders: for each group, the register to which memstate has moved the state
+        of the row, if it has moved it.
         """
-        if not names:
-            return [], []
-        length, n = self.length(row), len(names)
-        kept = self.pages_for(self.floor(length))
-        partial = self.pages_for(length) - kept
-        moved = self.settings.direct and not row.source
-        self.make_room(partial * n, n * (1 + self.settings.lanes_at_admission) + moved)
-        shared: Kept | None = None
-        at_mark = moved and row.end is not None
-        if moved:
-            self.free_some_holders(1)
-        if at_mark and row.end:
-            self.keep_marks([Mark(0, row, 0, *row.end[:2])])
-            row.floor = row.end[0]
-            row.end = None
-        elif moved:
-            shared = self.hold(holder, label := self.in_state(row), row.text[:label])
-            self.record_moves([(holder, row.live)])
-            self.record_claims([row.live])
-            row.source = holder
-            self.record_write("source", row.number, holder)
-            self.pin(row, holder)
-        assert partial == (length % self.settings.page_size > 0 and bool(self.settings.pages))
-        starts = [Start(name, length, origin=row, length=length, shared=row.pages[:kept]) for name in names]
+        need = self.needs_to_fork(groups, gone)
+        self.make_room(*need)
+        self.end(gone, None, [row.confirmed for row in gone])
+        shared = [self._share(row, holder) for (row, _), holder in zip(groups, holders, strict=True)]
+        kept = {row: self.pages_for(self.floor(self.length(row))) for row, _ in groups}
+        of = [row for row, names in groups for _ in names]
+        names = [name for _, names in groups for name in names]
+        starts = [
+            Start(name, length := self.length(row), origin=row, length=length, shared=row.pages[: kept[row]])
+            for name, row in zip(names, of, strict=True)
+        ]
         rows = self.start(starts)
-        for new in rows:
+        copies = []
+        for new, row, start in zip(rows, of, starts, strict=True):
             new.prompt, new.taste = row.prompt, row.taste
-            new.given = row.given[: self.nameable(length)]  # its later tokens may differ from the prompt
+            new.given = row.given[: self.nameable(start.length)]  # its later tokens may differ from the prompt
             if row.lease:
                 self.leases.append(lease := Lease(row.lease.entry, row.lease.salt))
                 new.lease = lease
-        if shared:
-            shared.dropped = True  # the last row that reads it releases it
-        copies = [(new.pages[kept], row.pages[kept]) for new in rows] if partial else []
+            if self.pages_for(start.length) > kept[row]:
+                copies.append((new.pages[kept[row]], row.pages[kept[row]]))
+        for one in shared:
+            if one:
+                one.dropped = True  # the last row that reads it releases it
         return rows, copies
+
+    def needs_to_fork(
+        self, groups: Sequence[tuple[Row, Sequence[object]]], gone: Sequence[Row] = ()
+    ) -> tuple[int, int]:
+        """Returns the numbers of pages and slots that forks need beyond those of the rows that end first."""
+        n = sum(len(names) for _, names in groups)
+        pages = sum(self.partial(row) * len(names) for row, names in groups)
+        slots = n * (1 + self.settings.lanes_at_admission) + sum(map(self.shares_live, dict(groups)))
+        held = Counter(page for row in gone for page in row.pages)
+        reads = Counter(row.source for row in gone if row.source)
+        slots -= sum(row.live + part in self.held for row in gone for part in range(3))
+        slots -= sum(self.kept[one].dropped and self.pins[one] == times for one, times in reads.items())
+        return pages - sum(self.page_users[page] == times for page, times in held.items()), slots
+
+    def partial(self, row: Row) -> int:
+        """Returns the number of pages that a fork of a row copies."""
+        return self.pages_for(length := self.length(row)) - self.pages_for(self.floor(length))
+
+    def shares_live(self, row: Row) -> bool:
+        """Says whether a fork moves the live state of a row to a holder."""
+        return self.settings.direct and not row.source
+
+    def _share(self, row: Row, holder: int) -> Kept | None:
+        """Moves the live state of a row to a holder, which its forks read. Returns the holder; None for a mark."""
+        if not self.shares_live(row):
+            return None
+        self.free_some_holders(1)
+        if row.end:
+            self.keep_marks([Mark(0, row, 0, *row.end[:2])])
+            row.floor = row.end[0]
+            row.end = None
+            return None
+        shared = self.hold(holder, label := self.in_state(row), row.text[:label])
+        self.record_moves([(holder, row.live)])
+        self.record_claims([row.live])
+        row.source = holder
+        self.record_write("source", row.number, holder)
+        self.pin(row, holder)
+        return shared
 
     def keep(self, rows: Sequence[Row], bounds: Sequence[int], keys: Sequence[Text], ended: bool) -> list[Kept | None]:
         """Gives KV and the newest snapshot of each row to the cache. bounds: confirmed length of each row."""

@@ -34,7 +34,8 @@ from tests.support.fetches import Fetched
 NO_LIMIT = 2**31 - 1
 # operations that may come between a plan and its forward; a repeated name is drawn more often
 GAP = (
-    "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
+    "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "reorder",
+    "cancel",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
     "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
     "twin", "name_marks", "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin",
@@ -46,7 +47,7 @@ FAULTS = ("gone", "vanished", "half", "garbage", "foreign", "denied", "raises", 
 # operation -> weight with which it is drawn
 OPERATIONS = {
     "plan": 32, "first": 5, "fold": 4, "settle": 16, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4,
-    "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1,
+    "reorder": 3, "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1,
     "audit": 1, "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
     "poll": 2, "prefetch": 1, "wait": 2,
     "serve": 16, "match": 3, "talk": 3, "hush": 1, "twin": 2, "name_marks": 2, "age": 4,
@@ -852,33 +853,76 @@ class Operations(Machine):
 
     def fork_row(self, row: Any, names: Any, faults: Faults) -> Handles:
         """Forks a row on both sides. Returns the new rows; [] if the call is refused."""
-        model, s, tenant = self.model, self.settings, self.handles.get(row)
+        tenant = self.handles.get(row)
+        groups = [(tenant, names)] if tenant and isinstance(names, list) and names else []
         faults = faults | self.row_faults([row])
-        numbers: dict[type, tuple[int, ...]] = {}
         if tenant and (tenant.unsettled or tenant.finished):
             faults.add(ms.InvalidArgument)
-        if tenant and isinstance(names, list) and names:
-            length = model.length(tenant)
-            partial = model.pages_for(length) - model.pages_for(model.floor(length))
-            moved = s.direct and not tenant.source
-            need = partial * len(names), len(names) * (1 + s.lanes_at_admission) + moved
-            more, numbers = self._scarce(len(names), need, *model.weigh([])[1:])
-            faults |= more
-            if partial and model.waits:
-                faults.add(ms.InvalidArgument)
-            if moved and not model.free_holders and not model.ready_to_go:
-                faults.add(ms.InvalidArgument)
-        fork = self.attempt(faults, lambda: self.mem.fork(row, names), numbers)
+        more, numbers = self._fork_faults(groups)
+        fork = self.attempt(faults | more, lambda: self.mem.fork(row, names), numbers)
         if fork is REFUSED:
             return []
-        tenants, copies = model.fork(tenant, names, int(self.registers.source[row.index]))
+        self._forked(groups, [], fork.rows, fork.page_copies)
+        return list(fork.rows)
+
+    def _fork_faults(self, groups: Any, gone: Sequence[Row] = ()) -> tuple[Faults, dict[type, tuple[int, ...]]]:
+        """Returns the errors of forks that are not allowed or lack something, and the numbers that they must carry."""
+        model = self.model
+        need, rows = model.needs_to_fork(groups, gone), sum(len(names) for _, names in groups) - len(gone)
+        faults, numbers = self._scarce(max(0, rows), need, *model.weigh([])[1:])
+        if model.waits and any(model.partial(row) for row, _ in groups):
+            faults.add(ms.InvalidArgument)
+        moved = sum(model.shares_live(row) for row, _ in groups)
+        if moved > sum(map(len, model.free_holders)) + model.ready_to_go:
+            faults.add(ms.InvalidArgument)
+        return faults, numbers
+
+    def _forked(self, groups: Any, gone: Sequence[Row], rows: Handles, page_copies: Any) -> None:
+        """Forks rows in the model, and compares the new rows and the pages to copy."""
+        left = [handle for handle, row in self.handles.items() if row in gone]
+        tenants, copies = self.model.fork(groups, [int(self.registers.source[row.number]) for row, _ in groups], gone)
         if self.settings.tail and not self.settings.tails:
-            self.memory.ring_copies += [(new.number, row.index) for new in tenants]
-        self.note_rows(fork.rows, tenants)
+            of = [row.number for row, names in groups for _ in names]
+            self.memory.ring_copies += [(new.number, row) for new, row in zip(tenants, of, strict=True)]
+        self.forget_rows(left)
+        self.note_rows(rows, tenants)
         if self.lower and self.lower.kv:
             self.lower.kv.copy(copies)
-        self._same("page copies", [tuple(map(int, pair)) for pair in fork.page_copies], copies)
-        return fork.rows
+        self._same("page copies", [tuple(map(int, pair)) for pair in page_copies], copies)
+
+    def reorder(self, d: Digits) -> None:
+        """Lets rows go on from others, as a beam search does, valid or not."""
+        rows = self.draw_rows(d)
+        ready = [row for row in rows if row in self.handles and not self.handles[row].unsettled]
+        rows = ready if d(6) else rows
+        entries: Any = [d(len(rows) + (d(30) == 1)) for _ in range(d.pick(len(rows), len(rows) + 1, 1))]
+        self.reorder_rows(rows, entries if rows else [])
+
+    def reorder_rows(self, rows: Handles, entries: list[int]) -> Handles:
+        """Reorders rows on both sides. Returns a row for each entry; [] if the call is refused."""
+        faults, tenants = self.row_faults(rows), [self.handles.get(row) for row in rows]
+        chosen: dict[Row, list[int]] = {}
+        gone: list[Row] = []
+        numbers: Any = None
+        if any(entry >= len(rows) for entry in entries):
+            faults.add(ms.InvalidArgument)
+        if not faults:
+            for at, entry in enumerate(entries):
+                chosen.setdefault(tenants[entry], []).append(at)  # type: ignore[arg-type]
+            gone = [row for row in tenants if row not in chosen]  # type: ignore[misc]
+            if any(row.unsettled or row.finished for row in chosen) or any(row.unsettled or row.talk for row in gone):
+                faults.add(ms.InvalidArgument)
+        groups = [(row, [row.name] * (len(at) - 1)) for row, at in chosen.items() if len(at) > 1]
+        if not faults:
+            faults, numbers = self._fork_faults(groups, gone)
+        fork = self.attempt(faults, lambda: self.mem.reorder(rows, entries), numbers)
+        if fork is REFUSED:
+            return []
+        firsts = [at[0] for at in chosen.values()]
+        self._same("rows that go on", [fork.rows[at] for at in firsts], [rows[entries[at]] for at in firsts])
+        forks = [fork.rows[at] for row, _ in groups for at in chosen[row][1:]]
+        self._forked(groups, gone, forks, fork.page_copies)
+        return list(fork.rows)
 
     def arrived(self, d: Digits) -> None:
         """Lets states arrive from elsewhere: writes them to the slots of `read_slots`, then calls `arrived`."""

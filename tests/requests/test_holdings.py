@@ -27,24 +27,6 @@ def published(mem: ms.StateManager, value: float = 5.0) -> ms.Snapshot:
     return snapshot
 
 
-@pytest.mark.parametrize("readers", [1, 2])
-def test_a_snapshot_that_is_dropped_stays_until_its_last_reader_has_read_it(backend: Backend, readers: int) -> None:
-    mem = manager(backend)
-    snapshot = published(mem)
-    rows = list(mem.admit([ms.Request(i, resume=snapshot) for i in range(readers)]))
-    mem.drop([snapshot])
-    assert not owners.states(mem) and list(owners.leaving(mem)) == [snapshot.register] and mem.free_slots == 7 - readers
-    with pytest.raises(ms.StaleHandle):
-        mem.drop([snapshot])
-    for row in rows:
-        assert list(owners.leaving(mem)) == [snapshot.register]
-        step = mem.plan([row], [1])
-        assert mem.planes["ssm"][0][step.read.long()].tolist() == [[5.0] * 4]
-        mem.settle(step)
-    assert not owners.leaving(mem) and not owners.pinned(mem) and mem.free_slots == 8 - readers
-    mem.audit().raise_if_leaking()
-
-
 def test_all_owners_are_asked_by_audit_inspect_and_recover_alone() -> None:
     """A walk over all owners takes long, so no other call makes one."""
     mem, asked = manager(Backend("reference", torch.device("cpu"))), list[None]()

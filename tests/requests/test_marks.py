@@ -11,6 +11,7 @@ import pytest
 
 import memstate as ms
 from memstate.requests.marks import RANKS, Mark, Marks, require_lengths
+from tests.proof.stateful.script import ALL, Play, script
 
 
 def marks(page: int = 1, grid: int = 0, packed: bool = False, direct_hits: bool = True) -> Marks:
@@ -192,3 +193,28 @@ def test_B29a_what_is_no_sequence_of_lengths_is_refused(prompt: int) -> None:
             ms.InvalidArgument, match=r"request 'a': snapshot_at=.*: expected lengths in tokens such as"
         ):
             require_lengths("a", given, 8, prompt)
+
+
+@script(strategy=("none", "redirect"), grid=8, page_size=4)
+def test_M1_a_kept_live_state_is_near_the_lengths_after_it(play: Play) -> None:
+    """The state of 8 tokens stands for the wanted 12, so that no length is missed."""
+    (row,) = play.admit(None, length=16, snapshot_at=[12, 16])
+    play.step([row], 8)
+    play.step([row], 5)
+    play.publish(row, handles=True)
+    play.reached(published=...)
+
+
+@script(strategy=ALL, handles=(False, True), overlap=True, prefix=True, grid=1)
+def test_M18_states_at_marks_are_published_up_to_the_last_real_one(play: Play) -> None:
+    (row,) = play.admit(list(range(15)), snapshot_at=[2, 4, 6, 8, 10])
+    play.machine.texts[play.machine.handles[row]] = range(15)
+    play.step([row], 5)
+    step = play.step([row], 6, run=False)
+    play.publish(row, handles=play.handles)
+    play.launch(step)
+    play.settle()
+    play.publish(row, handles=play.handles)
+    play.settle()
+    play.end(row)
+    play.reached(published=...)

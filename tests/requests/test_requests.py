@@ -15,6 +15,7 @@ from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
+from tests.proof.stateful.script import Play, script
 from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.command_bench import recorded
@@ -171,6 +172,25 @@ def test_B17_an_admission_that_lacks_something_changes_nothing(backend: Backend,
     scan(mem)
     assert len(mem.admit(named(2, length=8))) == 2  # without the bad one, the good requests are admitted
     scan(mem)
+
+
+@script(strategy="redirect", slots=2, prefix=True)
+def test_B17_a_state_that_two_requests_read_is_not_taken_over(play: Play) -> None:
+    play.turn(range(4))
+    play.admit(range(5), range(5))
+    play.turn(range(6))
+    play.reached("OutOfSlots")
+
+
+@script(strategy="none", slots=2, rows=2, prefix=(False, True))
+def test_B17_the_session_of_a_refused_turn_still_makes_way(play: Play) -> None:
+    (talk,) = play.open("talk")
+    play.turn(range(4), talk)
+    (row,) = play.admit(None)
+    play.admit(range(6), None, sessions=[talk, None])
+    play.end(row, how="release")
+    play.admit(None, None)
+    play.reached("OutOfRows")
 
 
 @pytest.mark.parametrize("what", [None, "r0", 3, object], ids=str)

@@ -173,6 +173,7 @@ class Ledger:
         self.held: set[int] = set()
         self.known: dict[int, int] = {}
         self.free_count = self.capacity
+        self.by_id: list[int] = []  # slots that the caller holds by id
         self.discard()
         self.rows: dict[int, Row] = {}
         self.kept: dict[int, Kept] = {}
@@ -419,6 +420,35 @@ class Ledger:
         self.slot[register], self.label[register] = slot, 0
         self.claimed += 1
         return slot
+
+    @property
+    def claimable(self) -> int:
+        """Number of slots that can be claimed by id: those whose release waits for a forward cannot."""
+        waiting = [op for entry in self.queue if isinstance(entry, Packet) for op in entry.ops if op.phase == RELEASE]
+        return max(0, self.free_count - (len(waiting) if self.waits else 0))
+
+    def claim_by_id(self, n: int) -> list[int]:
+        """Claims the n lowest free slots, and zeroes them. Returns their ids."""
+        if not n:
+            return []
+        self.submit()
+        slots = sorted(self.free)[:n]
+        self.free -= set(slots)
+        self.free_count -= n
+        self.claimed += n
+        for states in self.content.values():
+            for slot in slots:
+                states[slot] = EMPTY
+        self.by_id += slots
+        return slots
+
+    def release_by_id(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.by_id.remove(slot)
+            self.free.add(slot)
+            self.lose(slot)
+        self.free_count += len(slots)
+        self.released += len(slots)
 
     def agree(self) -> None:
         """Makes the host's view equal to the device's, after a plan or an accept, which change both."""

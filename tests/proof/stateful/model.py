@@ -876,8 +876,7 @@ class Model(Cache):
             if start.prompt and (start.match or start.talk):
                 row.longest = len(start.prompt)
             if start.match and start.prompt:
-                row.longest = len(start.prompt)
-                row.tracked = max(row.tracked, row.longest)
+                row.tracked = max(row.tracked, len(start.prompt))
             elif isinstance(origin := start.origin, Row):
                 row.tracked = max(row.tracked, origin.tracked)
             for column in ("tracked", "source"):

@@ -35,7 +35,7 @@ NO_LIMIT = 2**31 - 1
 # operations that may come between a plan and its forward; a repeated name is drawn more often
 GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "reorder",
-    "cancel",
+    "cancel", "claim",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
     "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
     "twin", "name_marks", "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin",
@@ -47,8 +47,8 @@ FAULTS = ("gone", "vanished", "half", "garbage", "foreign", "denied", "raises", 
 # operation -> weight with which it is drawn
 OPERATIONS = {
     "plan": 32, "first": 5, "fold": 4, "settle": 16, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4,
-    "reorder": 3, "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1,
-    "audit": 1, "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "reorder": 3, "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3,
+    "accept": 1, "audit": 1, "snapshot": 1, "check": 1, "claim": 2, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
     "poll": 2, "prefetch": 1, "wait": 2,
     "serve": 16, "match": 3, "talk": 3, "hush": 1, "twin": 2, "name_marks": 2, "age": 4,
     "forget_states": 1, "forget_pages": 1, "forget_all": 1,
@@ -158,6 +158,32 @@ class Operations(Machine):
             self.model.submit()
             self.model.count_slots()
 
+    def claim(self, d: Digits) -> None:
+        """Claims slots by id, or releases some."""
+        if d(2) and self.model.by_id:
+            self.release_ids([slot for slot in self.model.by_id if d(2)])
+        else:
+            self.claim_ids(d.pick(0, 1, 1, 2, 3))
+
+    def claim_ids(self, n: int) -> list[int]:
+        """Claims slots by id on both sides. Returns their ids; [] if the call is refused."""
+        there = self.model.claimable
+        faults: Faults = {ms.OutOfSlots} if n > there else set()
+        ids = self.attempt(faults, lambda: self.mem.pool.claim(n), {ms.OutOfSlots: (n, there, 0)})
+        if ids is REFUSED:
+            return []
+        slots = self.model.claim_by_id(n)
+        self._same("slots by id", ids.tolist(), slots)
+        return slots
+
+    def release_ids(self, ids: Sequence[int]) -> None:
+        """Releases slots by id on both sides, and lets the host count them, which an audit or a claim does later."""
+        if self.asleep:
+            return
+        self.mem.pool.release(list(ids))
+        self.model.release_by_id(list(ids))
+        self.check(Digits(0))
+
     def scrub_null(self, d: Digits) -> None:
         if self.attempt(set(), self.mem.device.scrub_null) is not REFUSED:
             for states in self.model.content.values():
@@ -216,6 +242,7 @@ class Operations(Machine):
         nothing = Digits(0)
         if self.asleep:
             self.wake(nothing)
+        self.release_ids([*self.model.by_id])
         self.end_all()
         self.look()
         self._everything_can_be_had()
@@ -926,12 +953,16 @@ class Operations(Machine):
 
     def arrived(self, d: Digits) -> None:
         """Lets states arrive from elsewhere: writes them to the slots of `read_slots`, then calls `arrived`."""
-        model = self.model
         fresh = [row for row, tenant in self.handles.items() if not self._begun(tenant)]
         rows: Handles = self.draw_rows(d) if d(6) == 1 else fresh[: 1 + d(3)]
         lengths = [1 + d(9) for _ in rows]
         if d(30) == 1 and lengths:
             lengths[0] = 0
+        self.let_arrive(rows, lengths, extends=d(9) != 8)
+
+    def let_arrive(self, rows: Handles, lengths: list[int], extends: bool = True) -> None:
+        """Lets states of these lengths arrive on both sides. extends: whether the rows take pages for them first."""
+        model = self.model
         if not self.row_faults(rows):
             slots = self.attempt(set(), lambda: self.mem.device.read_slots(rows))
             if slots is REFUSED:
@@ -942,7 +973,7 @@ class Operations(Machine):
             assert slots.ready == (model.waits is None)
             if not slots.ready:  # the slots are not known yet
                 return
-            if self.settings.pages and d(9) != 8 and not self.extend(rows, lengths):
+            if self.settings.pages and extends and not self.extend(rows, lengths):
                 return
         faults = self.row_faults(rows)
         for row, length in zip(rows, lengths, strict=True):
@@ -1063,11 +1094,14 @@ class Operations(Machine):
         handles: Handles = [*self.draw_rows(d), *[snap for snap in self.snaps if d(2)]]
         handles = sorted(handles, key=lambda _: d(4))
         wrong = d(25)
-        rows = [handle for handle in handles if not isinstance(handle, ms.Snapshot)]
-        faults = self.row_faults(sorted(set(rows), key=rows.index))  # read_slots() accepts a row twice
         if wrong == 1:
             handles.append(d.pick(foreign().snapshot, *self.dropped))
-            faults.add(ms.StaleHandle)
+        self.read_slots_of(handles, {ms.StaleHandle} if wrong == 1 else set())
+
+    def read_slots_of(self, handles: Handles, faults: Faults) -> None:
+        """Asks for slots of rows and snapshots on both sides. `look` compares them as soon as they are known."""
+        rows = [handle for handle in handles if not isinstance(handle, ms.Snapshot)]
+        faults = faults | self.row_faults(sorted(set(rows), key=rows.index))  # read_slots() accepts a row twice
         slots = self.attempt(faults, lambda: self.mem.device.read_slots(handles))
         if slots is REFUSED:
             return
@@ -1081,12 +1115,15 @@ class Operations(Machine):
 
     def shortfall(self, d: Digits) -> None:
         """Compares the shortfall of the next plan. While a step with drafts is not accepted, it is an upper bound."""
-        model = self.model
         rows = self.draw_rows(d)
         faults = self.row_faults(sorted(set(rows), key=rows.index))
         if len(set(rows)) < len(rows) and not faults:
             return
-        counts = [1 + d(6) for _ in rows]
+        self.same_shortfall(rows, [1 + d(6) for _ in rows], faults)
+
+    def same_shortfall(self, rows: Handles, counts: list[int], faults: Faults) -> None:
+        """Compares the number of slots that the next plan of these rows lacks."""
+        model = self.model
         tenants = [(self.handles[row], n) for row, n in zip(rows, counts, strict=True) if row in self.handles]
         running = [(tenant, n) for tenant, n in tenants if not tenant.finished]
         late = any(model.unsure(tenant) for tenant, _ in running)
@@ -1129,9 +1166,10 @@ class Operations(Machine):
         report = self.attempt(set(), self.mem.audit)
         if report is not REFUSED:
             self.model.submit()
-            report.raise_if_leaking()
+            self._same("slots by id", report.leaked, sorted(self.model.by_id))  # an audit cannot know them
+            assert report.clean or report.leaked, report
             held = self.model.slots_to_come()  # the device knows the claims of a late step
-            self._same("free", report.free, self.model.capacity - len(held))
+            self._same("free", report.free, self.model.capacity - len(held) - len(self.model.by_id))
             self._same("owners", dict(report.owned_by_kind), dict(Counter(map(self._kind, held))))
 
     def _kind(self, register: int) -> str:
@@ -1147,7 +1185,8 @@ class Operations(Machine):
         by_slot = {slot: register for register, slot in held.items()}
         slots = range(model.capacity + 1)
         self._same("owners in the picture", list(picture.owners), [int(slot in by_slot) for slot in slots])
-        self._same("free in the picture", list(picture.free), [slot > 0 and slot not in by_slot for slot in slots])
+        self._same("free in the picture", list(picture.free), [slot > 0 and slot not in {*by_slot, *model.by_id}
+                   for slot in slots])  # fmt: skip
         self._same("slots in the picture", list(picture.slots), [held.get(r, 0) for r in
                    range(model.register_count)])  # fmt: skip
         self._same("kinds", picture.kinds, {register: self._kind(register) for register in held})

@@ -202,7 +202,7 @@ class Play:
         gone = [machine.handles[row] for row in ended if row in machine.handles]
         over = [entry.row in gone for entry in flight.planned.entries]
         if not flight.planned.drafted:
-            machine.settle_step(flight, over, over)
+            machine.settle_step(flight, over, over if any(over) else None)
             return
         if written and not flight.written:
             machine.write(flight)
@@ -257,6 +257,13 @@ class Play:
         before = set(machine.snaps)
         machine.end_as(PLAIN, list(rows), how, given)
         self.land()
+        return [snap for snap in machine.snaps if snap not in before]
+
+    @verb
+    def end_open(self, *rows: Any, how: str = "release") -> list[Any]:
+        """Ends rows as `end` does, but settles no step."""
+        machine, before = self.machine, set(self.machine.snaps)
+        machine.end_as(PLAIN, list(rows), how, how == "publish")
         return [snap for snap in machine.snaps if snap not in before]
 
     @verb
@@ -319,6 +326,31 @@ class Play:
         n = self.model.chunk(self.machine.handles[row], most)
         self.machine._same("chunk", self.mem.chunk(row, most), n)
         return n
+
+    @verb
+    def reorder(self, rows: Sequence[Any], entries: Sequence[int]) -> Handles:
+        """Lets rows go on from others. entries: for each row afterwards, the entry of `rows` that it goes on from."""
+        machine = self.machine
+        texts = [machine.texts.get(machine.handles.get(rows[entry]), ()) for entry in entries if entry < len(rows)]
+        result = machine.reorder_rows(list(rows), list(entries))
+        for row, text in zip(result, texts, strict=False):
+            machine.texts[machine.handles[row]] = text
+        return result
+
+    @verb
+    def arrive(self, rows: Sequence[Any], lengths: Sequence[int]) -> None:
+        """Lets states of these lengths arrive in rows from elsewhere."""
+        self.machine.let_arrive(list(rows), list(lengths))
+
+    @verb
+    def lacks(self, rows: Sequence[Any], count: int = 1) -> None:
+        """Compares how many slots the next plan of these rows lacks."""
+        self.machine.same_shortfall(list(rows), [count] * len(rows), set())
+
+    @verb
+    def read_slots(self, *handles: Any) -> None:
+        """Asks for slots of rows and snapshots. They are compared as soon as they are known."""
+        self.machine.read_slots_of(list(handles), set())
 
     @verb
     def ask(self, row: Any, lengths: list[int]) -> None:
@@ -498,6 +530,16 @@ class Play:
         self.machine.empty_host(Digits(1))
 
     # The device
+
+    @verb
+    def claim(self, n: int) -> list[int]:
+        """Claims slots by id. Returns the ids; [] if the call is refused."""
+        return self.machine.claim_ids(n)
+
+    @verb
+    def release(self, ids: Sequence[int]) -> None:
+        """Releases slots by id."""
+        self.machine.release_ids(ids)
 
     @verb
     def submit(self) -> None:

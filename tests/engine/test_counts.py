@@ -131,6 +131,19 @@ def test_T20_a_steady_step_with_drafts_is_one_launch(backend: Backend, tracking:
         assert mem.backend.counts.upload_bytes == 4 * 3 * (not written)
 
 
+@pytest.mark.parametrize("tracking", STRATEGIES[1:], ids=repr)
+def test_in_place_nothing_is_launched_off_the_boundary(backend: Backend, tracking: ms.Tracking) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=2, tracking=tracking, in_place=True)
+    rows = mem.admit([Request("a")])
+    for launches in ({"ownership": 1, "plan": 1, "run_data": 1}, {"plan": 1}, {"plan": 1}):
+        mem.backend.counts.reset()
+        mem.settle(mem.plan(rows))
+        assert dict(mem.backend.counts.launches) == launches
+    mem.settle(mem.plan(rows))
+    mem.settle(mem.plan(rows))
+    assert mem.backend.counts.launches["copy_slots"] == 1 and mem.backend.counts.syncs == 0
+
+
 def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
     mem = manager(backend, Redirect(every=4), 2)
     rows = mem.admit([Request(i, length=4) for i in range(2)])

@@ -16,8 +16,7 @@ import memstate as ms
 from memstate.kernels import tuned, tuned_files
 from memstate.kernels.dispatch import Backend
 from tests.support import inside
-from tests.support.build import build
-from tests.support.planes import Loop
+from tests.support.build import build, on
 from tests.support.virtual import MemoryStore
 
 PLAIN = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
@@ -161,6 +160,6 @@ def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
     tuned.forget()
     launches = backend.name != "reference"  # only kernels can be tuned
     with pytest.raises(ValueError, match=str(tmp_path)) if launches else nullcontext():
-        Loop(backend, ms.Redirect(4))
+        on(backend, PLAIN, slots=4, max_requests=1)
     monkeypatch.undo()
     tuned.forget()

@@ -9,7 +9,8 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support import inside, owners
-from tests.support.planes import Loop
+from tests.support.build import on
+from tests.support.planes import LAYOUT
 from tests.support.scan import scan
 
 
@@ -17,19 +18,17 @@ class Stage:
     """Two running rows, one ended row, one kept snapshot and one dropped snapshot."""
 
     def __init__(self, backend: Backend) -> None:
-        self.loop = Loop(backend, ms.PingPong(4), rows=4, pages=40, page_size=2, pages_per_row=8)
-        self.mem = self.loop.mem
-        self.row, self.other, self.gone = self.loop.admit(*[ms.Request(name, length=8) for name in "abc"])
-        self.loop.advance([self.row, self.other, self.gone], 4)
+        paged = {"pages": 40, "page_size": 2, "pages_per_row": 8}
+        self.mem = on(backend, LAYOUT, slots=16, max_requests=4, tracking=ms.PingPong(4), **paged)
+        self.row, self.other, self.gone = self.mem.admit([ms.Request(name, length=8) for name in "abc"])
+        for _ in range(4):
+            self.mem.settle(self.mem.plan([self.row, self.other, self.gone]))
         self.dropped, self.kept, _ = self.mem.publish([self.row, self.other, self.gone])
         self.mem.end([self.gone])
         self.mem.drop([self.dropped])
-        self.old = self.loop.step([self.row])
+        self.old = self.mem.plan([self.row])
         self.mem.settle(self.old)
-        self.first = self.loop.step([self.row, self.other])
-
-    def second(self) -> ms.Step:
-        return self.loop.step([self.row, self.other])
+        self.first = self.mem.plan([self.row, self.other])
 
     def observe(self) -> list[object]:
         self.mem.submit()
@@ -141,7 +140,7 @@ def test_G1_misuse_raises_and_changes_nothing(case: str, backend: Backend) -> No
 
 def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend) -> None:
     stage = Stage(backend)
-    second = stage.second()
+    second = stage.mem.plan([stage.row, stage.other])
     before = stage.observe()
     for says, misuse in (
         ("2 steps are unsettled, the limit before a plan is 1", lambda: stage.mem.plan([stage.row])),
@@ -153,39 +152,40 @@ def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend
         assert stage.observe() == before
     stage.mem.settle(stage.first)
     stage.mem.settle(second)
-    stage.loop.advance([stage.row])
+    stage.mem.settle(stage.mem.plan([stage.row]))
 
 
 @pytest.mark.parametrize("how", ["steps", "an arrival", "drafts"])
 def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None:
     """Each step alone is small enough; their sum is not."""
-    loop = Loop(backend, ms.NoTracking(4), overlap=False, tail=2 * (how == "drafts"))
-    (row,) = loop.admit()
+    mem = on(
+        backend, LAYOUT, slots=16, max_requests=4, tracking=ms.NoTracking(4), overlap=False, tail=2 * (how == "drafts")
+    )
+    (row,) = mem.admit([ms.Request("a")])
     if how == "steps":
         for tokens in (2**31 - 2, 1):
-            loop.mem.settle(loop.mem.plan([row], tokens))
+            mem.settle(mem.plan([row], tokens))
     elif how == "an arrival":
-        loop.mem.device.arrived([row], [2**31 - 1])
+        mem.device.arrived([row], [2**31 - 1])
     else:
-        loop.mem.device.arrived([row], [2**31 - 3])
-        loop.mem.accept(loop.mem.plan([row], 2, drafts=2), [2])
+        mem.device.arrived([row], [2**31 - 3])
+        mem.accept(mem.plan([row], 2, drafts=2), [2])
     with pytest.raises(ms.InvalidArgument, match=r"lengths \[2147483648\] after this step: a label holds 2147483647"):
-        loop.mem.plan([row])
-    assert loop.mem.info(row).length == 2**31 - 1
-    scan(loop.mem)
+        mem.plan([row])
+    assert mem.info(row).length == 2**31 - 1
+    scan(mem)
 
 
 def test_generations_wrap_around(backend: Backend) -> None:
     """After 2^31 uses of a row, its generation starts again at 0, and the older handle is stale."""
-    loop = Loop(backend, ms.Redirect(4))
-    mem = loop.mem
+    mem = on(backend, LAYOUT, slots=16, max_requests=4, tracking=ms.Redirect(4))
     owners.table(mem).generation[:] = 2**31 - 2
     owners.holdings(mem).generation = [2**31 - 1] * inside.registers(mem).count
     mem.recover(keep=False)
     assert owners.table(mem).generation.max() == 2**31 - 1 and set(owners.holdings(mem).generation) == {0}
     for _ in range(2):
-        (row,) = loop.admit()
-        loop.advance([row], 4)
+        (row,) = mem.admit([ms.Request("a")])
+        mem.settle(mem.plan([row], 4))
         (snapshot,) = mem.end([row], keep="handle")
         assert snapshot
         mem.drop([snapshot])

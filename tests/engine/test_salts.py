@@ -6,67 +6,57 @@ from collections.abc import Hashable
 import pytest
 
 import memstate as ms
-from memstate.prefix.policies import Lru, LruPages, ReturnRate
+from memstate.prefix.policies import ReturnRate
 from memstate.prefix.tree import Tree
 from memstate.tokens import BYTES, SaltedTokens, encode
-from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
+from tests.proof.stateful.script import Play, script
+from tests.support.tenants import NOTHING, PAGE, House, T
+
+SALTS = (("a", "b"), ("a", None), (None, "a"), ("", None), (1, "1"))  # of two tenants
+two_tenants = pytest.mark.parametrize(("mine", "other"), SALTS)
 
 
-@two_tenants
-def test_admission_and_match_find_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
-    house = House()
-    assert house.turn(8, mine) == 0
-    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == (8, 8, 8, 0)
-    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
-    assert house.turn(8, other) == 0 and house.starts(9, other) == 8, "of equal tokens each has bytes of its own"
-    house.idle()
+@script(of=SALTS, prefix=True, page_size=4, every=8)
+def test_B53_admission_and_match_find_what_its_own_salt_has(play: Play) -> None:
+    mine, other = play.of
+    for salt in (mine, other):
+        play.turn(T[:8], salt=salt)
+        for asked in (other, mine):
+            play.match(T[:9], asked)
+            play.turn(T[:9], salt=asked, how="release")
+    play.reached(hit_tokens=...)
 
 
-@pytest.mark.parametrize("how", ["end", "publish", "cancel"])
-@two_tenants
-def test_what_a_row_leaves_goes_under_its_salt(mine: Hashable, other: Hashable, how: str) -> None:
-    house = House()
-    row = house.start(T[:12], mine)
-    house.run(row, 9)  # one token beyond 8, so that the running row can publish its state of 8
-    if how == "cancel":
-        house.mem.cancel(house.step(row, 12), keep="cache", tokens=[T[:8]])
+@script(of=SALTS, how=("end", "publish", "cancel"), strategy="redirect", prefix=True, page_size=4, every=8)
+def test_B53_what_a_row_leaves_goes_under_its_salt(play: Play) -> None:
+    mine, other = play.of
+    (row,) = play.admit(T[:12], salt=mine)
+    play.run(row, T[:9])  # one token beyond 8, so that the running row can publish its state of 8
+    if play.how == "cancel":
+        play.cancel(play.step([row], 3, run=False), how="told")
     else:
-        getattr(house.mem, how)([row], keep="cache", tokens=[T[:9]])
-    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == (8, 8, 8, 0)
-    assert house.starts(12, other) == 0 and house.starts(12, mine) == 8, "also where the request comes back"
-
-
-@two_tenants
-def test_a_turn_after_an_abort_goes_on_under_its_own_salt(mine: Hashable, other: Hashable) -> None:
-    house = House(prefix=None)
-    for salt, start in ((other, 0), (mine, 8)):
-        session = house.mem.sessions.open("talk")
-        house.turn(8, mine, session=session)
-        row = house.start(T[:16], mine, session=session)
-        assert house.mem.info(row).length == 8
-        house.mem.end([row])
-        assert house.turn(16, salt, session=session) == start
-    row = house.start(T[:24], other, session=session)
-    house.run(row, 20)
-    house.mem.end([row])  # this turn had another salt: the session keeps no state of either salt
-    assert house.starts(24, mine, session=session) == 0
-
-
-@two_tenants
-def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashable) -> None:
-    """The state of an aborted turn is the session's newest, until a later turn of the same salt has a longer one."""
+        getattr(play, play.how)(row)
     for salt in (other, mine):
-        house = House(prefix=ms.Prefix(Lru(), LruPages()))
-        cache = house.mem.prefix
-        assert cache
-        session = house.mem.sessions.open("talk")
-        row = house.start(T[:12], mine, session=session)
-        house.run(row, 9)
-        house.mem.publish([row], keep="cache", tokens=[T[:8]])
-        house.mem.end([row])
-        assert cache.superseded_states == 0
-        house.turn(16, salt, session=session)
-        assert [(cache.tree.salt(node), node.end) for node in cache._superseded] == [(salt, 2)]
+        play.match(T[:9], salt)
+        play.turn(T[:12], salt=salt, how="release")
+    play.reached(hit_tokens=...)
+
+
+@script(of=SALTS, strategy="redirect", page_size=4, every=8, prefix=(False, True))
+def test_B53_a_turn_after_an_abort_goes_on_under_its_own_salt(play: Play) -> None:
+    """With a cache, a state that the session has left is superseded by a turn of the same salt alone."""
+    mine, other = play.of
+    for salt in (other, mine):
+        (talk,) = play.open(f"talk {salt}")
+        play.turn(T[:8], talk, salt=mine)
+        (row,) = play.admit(T[:16], sessions=[talk], salt=mine)
+        play.run(row, T[:13], publish=play.settings.prefix)
+        play.end(row, how="release")
+        play.turn(T[:16], talk, salt=salt)
+    (row,) = play.admit(T[:24], sessions=[talk], salt=other)
+    play.run(row, T[:20])
+    play.end(row, how="release")
+    play.turn(T[:24], talk, salt=mine)
 
 
 @two_tenants

@@ -14,6 +14,7 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
 from memstate.state.planes import Planes
+from tests.proof.stateful.script import Play, script
 from tests.support.build import on
 from tests.support.command_bench import require_unordered
 from tests.support.scan import scan, scan_registers
@@ -30,24 +31,17 @@ def requests(n: int) -> list[Request]:
     return [Request(f"r{i}") for i in range(n)]
 
 
-def test_B1_a_claim_in_hand_can_use_what_a_recorded_release_frees(mem: StateManager) -> None:
-    """A release is counted as soon as it is recorded, so the claim must get the slots that the release frees."""
-    rows = mem.admit(requests(4))
-    mem.submit()
-    mem.end(rows)
-    ids = mem.pool.claim(2).tolist()
-    assert sorted(ids) == [1, 2]
-    scan(mem, ids)
-    mem.device.check()
-
-
-def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateManager) -> None:
-    mem.admit(requests(3))
-    ids = mem.pool.claim(1).tolist()
-    with pytest.raises(OutOfSlots):
-        mem.pool.claim(1)
-    scan(mem, ids)
-    mem.device.check()
+@script(strategy="redirect", slots=4, rows=6, pages=0, page_size=1, pages_per_row=0)
+def test_B1_a_claim_in_hand_counts_what_is_recorded(play: Play) -> None:
+    """A release is counted as soon as it is recorded, so the claim must get the slots that it frees."""
+    rows = play.admit(*[None] * 4)
+    play.submit()
+    play.end(*rows, how="release")
+    play.release(play.claim(2))
+    play.admit(None, None, None)
+    play.claim(1)
+    play.claim(1)
+    play.reached("OutOfSlots")
 
 
 def test_B5_a_claim_that_reconciles_keeps_what_is_recorded(mem: StateManager) -> None:

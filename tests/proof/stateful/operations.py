@@ -962,17 +962,15 @@ class Operations(Machine):
 
     def let_arrive(self, rows: Handles, lengths: list[int], extends: bool = True) -> None:
         """Lets states of these lengths arrive on both sides. extends: whether the rows take pages for them first."""
-        model = self.model
+        model, late = self.model, list[tuple[Row, Text]]()
         if not self.row_faults(rows):
             slots = self.attempt(set(), lambda: self.mem.device.read_slots(rows))
             if slots is REFUSED:
                 return
-            model.then(Later(lambda: None))
+            model.then(Later(lambda: [self._put(*one) for one in late] and None))
             if self.memory.device.type == "cuda":  # in the model, copies have no duration
                 torch.cuda.synchronize()
             assert slots.ready == (model.waits is None)
-            if not slots.ready:  # the slots are not known yet
-                return
             if self.settings.pages and extends and not self.extend(rows, lengths):
                 return
         faults = self.row_faults(rows)
@@ -983,19 +981,27 @@ class Operations(Machine):
         texts = [
             tuple(self.feed(self.handles.get(row, Row(0, 0, "")), 0, n)) for row, n in zip(rows, lengths, strict=True)
         ]
-        if not faults:
-            for row, slot, text in zip(rows, slots.wait().tolist(), texts, strict=True):
-                self._same("the slot of an arrival", slot, model.slot[self.handles[row].live])
-                self.memory.put(slot, text)
-                for contents in model.content.values():
-                    contents[slot] = text
+        tenants = [self.handles[row] for row in rows if row in self.handles]
+        if not faults and slots.ready:
+            told = [model.slot[tenant.live] for tenant in tenants]
+            self._same("slots of an arrival", slots.wait().tolist(), told)
+            for tenant, text in zip(tenants, texts, strict=True):
+                self._put(tenant, text)
         if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
-            model.arrive(tenants := [self.handles[row] for row in rows], texts)
+            late += [] if slots.ready else zip(tenants, texts, strict=True)  # written once their slots are known
+            model.arrive(tenants, texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
             if self.lower and self.lower.kv:
                 for tenant in tenants:
                     self.lower.kv.write(tenant, tenant.text, 0)
+
+    def _put(self, tenant: Row, text: Text) -> None:
+        """Writes the state of a text to the live slot of a row, on both sides."""
+        slot = self.model.slot[tenant.live]
+        self.memory.put(slot, text)
+        for contents in self.model.content.values():
+            contents[slot] = text
 
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.length(tenant) or tenant.source or tenant.unsettled or tenant.finished)

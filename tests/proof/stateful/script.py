@@ -343,6 +343,13 @@ class Play:
         self.machine.let_arrive(list(rows), list(lengths))
 
     @verb
+    def chunk(self, row: Any, most: int) -> int:
+        """Returns the number of tokens of the next chunk of a row, at most `most`, that loses no mark."""
+        n = self.model.chunk(self.machine.handles[row], most)
+        self.machine._same("chunk", self.mem.chunk(row, most), n)
+        return n
+
+    @verb
     def lacks(self, rows: Sequence[Any], count: int = 1) -> None:
         """Compares how many slots the next plan of these rows lacks."""
         self.machine.same_shortfall(list(rows), [count] * len(rows), set())
@@ -540,6 +547,15 @@ class Play:
     def release(self, ids: Sequence[int]) -> None:
         """Releases slots by id."""
         self.machine.release_ids(ids)
+
+    @verb
+    def check(self) -> None:
+        self.machine.check(PLAIN)
+
+    @verb
+    def inspect(self) -> None:
+        """Compares an inspection."""
+        self.machine.snapshot(PLAIN)
 
     @verb
     def submit(self) -> None:

@@ -27,6 +27,7 @@ from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
 from tests.engine.calls import CALLS
 from tests.proof.injection.scene import A, C, Scene
+from tests.proof.stateful.script import ALL, Play, script
 from tests.support import inside, owners
 from tests.support.endings import Made
 from tests.support.serving import Server
@@ -108,6 +109,33 @@ def test_what_was_published_stays_and_serves(plain: Backend) -> None:
     (row,) = scene.admit(ms.Request("again", tokens=[*A, 1]))
     assert scene.mem.info(row).length == len(A)
     scene.finish()
+
+
+@script(strategy=ALL, overlap=True, prefix=True, sent=(False, True))
+def test_M18_recover_keeps_what_no_unsent_change_touches(play: Play) -> None:
+    """The state of `b` moves to the cache behind a change that waits for the open step. Without it, its KV stays."""
+    (talk,), (other,) = play.open("talk"), play.open("busy")
+    play.turn(T, talk)
+    (kept,) = play.admit([*T, 1])
+    play.run(kept, [*T, 1, 2])
+    (a,), (b,) = play.admit(None), play.admit([9, *T], sessions=[other])
+    snaps = play.end(kept, how="publish")
+    ids = play.claim(2)
+    play.run(b, [9, *T[:7]])
+    (c,) = play.admit([8, *T])
+    play.run(c, [8, *T[:7]])
+    step = play.step([a], run=False)
+    play.end_open(a)
+    play.end_open(c, how="told")
+    if play.sent:
+        play.launch(step, tell=True)
+    play.recover(ids[:1])
+    for text in (T, [9, *T], [8, *T]):
+        play.match(text)
+        play.turn(text, talk)
+    play.admit(None, None, resume=snaps[0] if snaps else None)
+    play.recover(ids[:1])
+    play.reached(evicted_states=... if not play.sent else 1)
 
 
 def test_a_snapshot_that_was_not_sent_is_lost() -> None:

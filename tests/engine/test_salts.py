@@ -10,7 +10,7 @@ from memstate.prefix.policies import ReturnRate
 from memstate.prefix.tree import Tree
 from memstate.tokens import BYTES, SaltedTokens, encode
 from tests.proof.stateful.script import Play, script
-from tests.support.tenants import NOTHING, PAGE, House, T
+from tests.support.tenants import PAGE, House, T
 
 SALTS = (("a", "b"), ("a", None), (None, "a"), ("", None), (1, "1"))  # of two tenants
 two_tenants = pytest.mark.parametrize(("mine", "other"), SALTS)
@@ -59,18 +59,18 @@ def test_B53_a_turn_after_an_abort_goes_on_under_its_own_salt(play: Play) -> Non
     play.turn(T[:24], talk, salt=mine)
 
 
-@two_tenants
-def test_what_recover_keeps_stays_under_its_salt(mine: Hashable, other: Hashable) -> None:
-    house = House()
-    house.turn(8, mine)
-    session = house.mem.sessions.open("chat")
-    house.turn(12, mine, session=session)
-    house.mem.submit()
-    house.mem.recover()
-    assert house.matched(9, other) == NOTHING and house.matched(9, mine) == (8, 8, 8, 0)
-    assert house.mem.match(T[:16], other, session).length == 0
-    assert house.mem.match(T[:16], mine, session).length == 12
-    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
+@script(of=SALTS, prefix=True, page_size=4, every=8)
+def test_B53_what_recover_keeps_stays_under_its_salt(play: Play) -> None:
+    mine, other = play.of
+    (talk,) = play.open("chat")
+    play.turn(T[:8], salt=mine)
+    play.turn(T[:12], talk, salt=mine)
+    play.recover()
+    for salt in (other, mine):
+        play.match(T[:9], salt)
+        play.turn(T[:16], talk, salt=salt)
+        play.turn(T[:9], salt=salt)
+    play.reached(hit_tokens=...)
 
 
 @two_tenants

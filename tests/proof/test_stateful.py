@@ -81,9 +81,8 @@ def test_programs_that_hypothesis_finds_follow_the_rules(drawn: int, operations:
 
 
 def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    # These calls have tests of their own: tests/proof/injection, engine/test_streams.py, requests/test_reorder.py,
-    # tiers/test_prefetch.py, engine/test_tails.py
-    elsewhere = {"recover", "use_stream", "reorder", "wait", "sheet", "keep_path"}
+    # These calls have tests of their own: engine/test_streams.py, tiers/test_prefetch.py, engine/test_tails.py
+    elsewhere = {"use_stream", "wait", "sheet", "keep_path"}
     public = {(of, name) for of in (ms.StateManager, ms.tiers.TierManager, DeviceCalls, SessionCalls)
               for name, _ in inspect.getmembers(of, inspect.isfunction)
               if name[0] != "_" and name not in elsewhere}  # fmt: skip

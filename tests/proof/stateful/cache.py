@@ -6,7 +6,7 @@ follows from the times of uses alone.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -523,6 +523,37 @@ class Cache(Ledger):
         self.entries[self.entries.index(entry)] = left
         self.page_users -= Counter(gone)
         self.figures["evicted_pages"] += n
+
+    # What stays after `recover`
+
+    def survivor(self, talk: Talk, sure: Collection[Kept]) -> Talk:
+        """Ends the turn of a session, and empties it as far as its states are not certain. Returns the session."""
+        kept = [one for one in talk.kept if one in sure and not talk.row]
+        if talk.row:
+            talk.since = self.seconds
+        talk.row, talk.lease, talk.start, talk.kept = None, None, 0, kept
+        talk.pages = talk.pages[: self.pages_for(kept[0].length)] if kept else []
+        talk.text = talk.text if kept else ()
+        talk.own.clear()
+        return talk
+
+    def grow_again(self, entries: Sequence[Entry], sure: Collection[Kept]) -> None:
+        """Fills the empty cache with these entries, shorter ones first. Their states stay if they are certain."""
+        for old in entries:
+            entry, state = self._grow(old.tokens, old.pages, old.salt), old.state
+            entry.evicted, entry.uses = old.evicted or (state is not None and state not in sure), old.uses
+            if state in sure:
+                entry.state = state
+                self.stated.append(entry)
+        self.figures["evicted_states"] -= len(self.stated)
+        for entry in [one for one in self.entries if not self.beyond(one)]:
+            self.prune(entry)
+
+    def rank_again(self, ranks: Callable[[Entry], tuple[int, int]]) -> None:
+        """Sets when KV and state of each entry count as used. No rule says in which order they go after `recover`."""
+        for entry in self.entries:
+            entry.used, entry.last = ranks(entry)
+            self.time = max(self.time, entry.used, entry.last)
 
     # Turns of sessions
 

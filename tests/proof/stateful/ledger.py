@@ -85,7 +85,8 @@ class Row:
     """One request in a row. The next request in the same row is another object.
 
     text: all tokens so far. prompt: tokens of the prompt. given: the part of the prompt that the manager knows; a fork
-    shares only its first tokens. longest: largest length of a mark, which is that of the prompt if the cache knows it.
+    shares only its first tokens. longest: largest length of a mark, which is that of the prompt if the cache knows it. until:
+    length of the prompt as marks know it, 0 if they do not.
     taste: seed of the tokens after the prompt. coming: (length, kind) of wanted marks.
     floor: length of the last kept mark. end: (length, kind, wanted length) of a mark whose state is still in the live
     slot. marks: (snapshot, kind) of kept marks, ascending. pending: number of real tokens in the tail that the state
@@ -112,6 +113,7 @@ class Row:
     prompt: Text | None = None
     given: Text = ()
     longest: int = INT32_MAX
+    until: int = 0
     taste: int = 0
     lease: "Lease | None" = None
     talk: "Talk | None" = None
@@ -424,8 +426,11 @@ class Ledger:
     @property
     def claimable(self) -> int:
         """Number of slots that can be claimed by id: those whose release waits for a forward cannot."""
-        waiting = [op for entry in self.queue if isinstance(entry, Packet) for op in entry.ops if op.phase == RELEASE]
-        return max(0, self.free_count - (len(waiting) if self.waits else 0))
+        if not self.waits:
+            return self.free_count
+        at, sent = self.waits
+        waiting = [op for entry in self.queue[at:] if isinstance(entry, Packet) for op in entry.ops][sent:]
+        return max(0, self.free_count - sum(op.phase == RELEASE for op in waiting))
 
     def claim_by_id(self, n: int) -> list[int]:
         """Claims the n lowest free slots, and zeroes them. Returns their ids."""

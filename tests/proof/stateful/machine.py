@@ -282,7 +282,7 @@ class Machine:
         ])  # fmt: skip
         if mem.prefix is not None:
             told = sorted(
-                (repr(one.salt), encoded(self.names(one.tokens, fill=True)), one.pages, *((one.state.register,
+                (*self.place_of(one), one.pages, *((one.state.register,
                  one.state.length) if one.state else (0, 0)), one.evicted, model.leased(one)) for one in model.entries
             )  # fmt: skip
             self._same("cache", _nodes(mem.prefix), told)
@@ -294,6 +294,10 @@ class Machine:
             self._same("states that went", gone, stats["evicted_states"])
             seen = {name: n for name, n in stats.items() if n}
             self._same("stats of the cache", seen, {name: n for name, n in model.prefix_stats().items() if n})
+
+    def place_of(self, entry: Any) -> tuple[str, bytes]:
+        """Returns how memstate names the salt and the tokens of an entry of the model's cache."""
+        return repr(entry.salt), encoded(self.names(entry.tokens, fill=True))
 
     def owner(self, register: int) -> tuple[str, str]:
         """Returns kind and name of the owner of a register."""
@@ -606,6 +610,14 @@ def key_of(text: Text) -> int:
 
 def encoded(tokens: Collection[int]) -> bytes:
     return np.array(list(tokens), np.int64).tobytes()
+
+
+def placed(cache: ms.prefix.PrefixCache) -> Iterator[tuple[tuple[str, bytes], Any]]:
+    """Yields each node of the tree of the cache, with its salt and its tokens from the root on."""
+    whole: dict[object, bytes] = {}
+    for salt, node in cache.tree.walk():
+        whole[node] = whole.get(node.parent, b"") + node.key
+        yield (repr(salt), whole[node]), node
 
 
 def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.proof.stateful.cache import Cache, Found, Lease, Start, Talk
-from tests.proof.stateful.ledger import FILLED, Kept, Later, Row, Text
+from tests.proof.stateful.ledger import FILLED, Kept, Later, Packet, Row, Text
 from tests.proof.stateful.settings import Settings
 
 RANKS = {"named": 0, "branch": 2, "prompt": 3}  # kind of a mark -> its rank if slots are short; 0 comes first
@@ -148,6 +148,47 @@ class Model(Cache):
         """Forgets everything except the bytes, and increments the generation of each row."""
         self.clear()
         self.generation = [generation + 1 for generation in self.generation]
+
+    def recover(self, held: Sequence[int]) -> list[Kept]:
+        """Ends all requests, and keeps the states that are certain. Returns the published snapshots that are lost.
+
+        A state is uncertain if a change of it waits, or if the open step must still write it.
+
+        held: slots that the caller keeps by id.
+        """
+        self.submit()
+        unsure = self.unwritten.union(*[entry.phase for entry in self.queue if isinstance(entry, Packet)])
+        there = {r: one for r, one in self.kept.items() if r in self.slot and r not in unsure and not one.dropped}
+        published = [one for one in self.kept.values() if one.owner == "snapshot" and not one.dropped]
+        sure = {one for one in there.values() if self.label[one.register] == one.length}
+        talks = [self.survivor(talk, sure) for talk in self.talks if not talk.closing]
+        lost = self.open is not None and self.promised  # the open step must still write the KV of the cache
+        entries = [] if lost else sorted(self.entries, key=lambda entry: len(entry.tokens))
+        stays = [one for one in published if one in sure]
+        stays += {one: None for talk in talks for one in talk.kept}
+        stays += [entry.state for entry in entries if entry.state in sure]
+        places = {one: self.slot[one.register] for one in stays}
+        content = {part: list(states) for part, states in self.content.items()}
+        stirred = set(self.stirred)
+        self.reset()
+        for one, slot in places.items():
+            self.kept[one.register] = one
+            self.slot[one.register], self.label[one.register] = slot, one.length
+            self.page_users.update(one.pages)
+        used = [*places.values(), *held]
+        for part, states in content.items():
+            for slot in used:
+                self.content[part][slot] = states[slot]
+                self.stirred -= {(part, slot)} - stirred
+        self.by_id = [*held]
+        self.free -= set(used)
+        self.agree()
+        free = [register for register in range(self.first_holder, self.register_count) if register not in self.kept]
+        self.free_holders = [{register} for register in free]
+        self.talks = talks
+        self.page_users.update(page for talk in talks for page in talk.pages)
+        self.grow_again(entries, sure)
+        return [one for one in published if one not in stays]
 
     def launched(self, step: Planned | None, send: bool = False) -> None:
         """Closes `step` if it is open. For planes that kernels update in place, copies its snapshots.
@@ -873,6 +914,7 @@ class Model(Cache):
                 copies.append((row.live, register))
             row.coming = [(at, kind) for at, kind in start.wants if at > start.length]
             row.floor = row.tracked = row.confirmed = start.length
+            row.until = len(start.prompt or ())
             if start.prompt and (start.match or start.talk):
                 row.longest = len(start.prompt)
             if start.match and start.prompt:
@@ -1104,7 +1146,7 @@ class Model(Cache):
         """Says whether a chunk that ends before a wanted length keeps the state at its end in place of that one."""
         page, grid = self.settings.unit, self.settings.grid
         soon = wanted < reach + self.finest
-        if wanted == len(row.prompt or ()):
+        if wanted == row.until:
             return False  # a chunk always ends at the end of the prompt
         if all((reach + n * grid) % page for n in range(page)):  # no state of the next chunk fills whole pages
             return soon or not self.settings.packed

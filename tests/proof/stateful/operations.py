@@ -24,6 +24,7 @@ from tests.proof.stateful.machine import (
     Machine,
     foreign,
     key_of,
+    placed,
     spelled,
 )
 from tests.proof.stateful.memory import RUBBISH
@@ -35,7 +36,7 @@ NO_LIMIT = 2**31 - 1
 # operations that may come between a plan and its forward; a repeated name is drawn more often
 GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "reorder",
-    "cancel", "claim",
+    "cancel", "claim", "recover",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
     "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
     "twin", "name_marks", "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin",
@@ -48,7 +49,8 @@ FAULTS = ("gone", "vanished", "half", "garbage", "foreign", "denied", "raises", 
 OPERATIONS = {
     "plan": 32, "first": 5, "fold": 4, "settle": 16, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4,
     "reorder": 3, "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3,
-    "accept": 1, "audit": 1, "snapshot": 1, "check": 1, "claim": 2, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "accept": 1, "audit": 1, "snapshot": 1, "check": 1, "claim": 2, "scrub_null": 1, "sleep": 1, "wake": 1,
+    "reset": 1, "recover": 2,
     "poll": 2, "prefetch": 1, "wait": 2,
     "serve": 16, "match": 3, "talk": 3, "hush": 1, "twin": 2, "name_marks": 2, "age": 4,
     "forget_states": 1, "forget_pages": 1, "forget_all": 1,
@@ -193,8 +195,8 @@ class Operations(Machine):
         """Puts the states to sleep, unless their memory is inside a larger block, which would be freed with it."""
         if self.settings.memory == "fenced":
             return
-        keep = d(3) != 1
-        faults: Faults = {ms.InvalidArgument} if not keep and (self.model.held or self.model.waits) else set()
+        keep, model = d(3) != 1, self.model
+        faults: Faults = {ms.InvalidArgument} if not keep and (model.held or model.by_id or model.waits) else set()
         if self.attempt(faults, lambda: self.mem.device.sleep(keep)) is REFUSED:
             return
         self.model.submit()
@@ -225,17 +227,51 @@ class Operations(Machine):
         with self.lower.waiting() if self.lower else nullcontext():
             if self.attempt(set(), lambda: self.mem.recover(keep=False)) is REFUSED:
                 return
-        self.asked.clear()
         self.model.discard()
         if self.model.below:
             self.model.below.clear()
         self.model.reset()
-        self.gone.extend(self.handles)
+        self._forget_rows_and_steps()
         self.dropped.extend([*self.snaps, *self.cached])
-        self.settled.extend(flight.step for flight in self.flights)
         self.closed.extend(self.talks)
-        for kept in (self.handles, self.snaps, self.flights, self.cached, self.talks):
+        for kept in (self.snaps, self.cached, self.talks):
             kept.clear()
+
+    def _forget_rows_and_steps(self) -> None:
+        self.gone.extend(self.handles)
+        self.settled.extend(flight.step for flight in self.flights)
+        for kept in (self.asked, self.handles, self.flights):
+            kept.clear()
+
+    def recover(self, d: Digits) -> None:
+        """Calls `recover` without an interrupted call. With tiers, the order of the writes after it is not modelled."""
+        if d(3) or self.lower:
+            return
+        self.recover_all([slot for slot in self.model.by_id if d(3)])
+
+    def recover_all(self, held: Sequence[int]) -> None:
+        """Ends all requests on both sides, and keeps what is certain. held: slots that the caller keeps by id."""
+        model, ended = self.model, [row.name for _, row in sorted(self.model.rows.items())]
+        recovered = self.attempt(set(), lambda: self.mem.recover(list(held)))
+        if recovered is REFUSED:
+            return
+        gone, talks = model.recover(held), dict(self.talks)
+        self._same("requests that have ended", recovered.ended, ended)
+        handles = {one: snap for snap, one in self.snaps.items()}
+        self.talks = {session: talk for session, talk in talks.items() if talk in model.talks}
+        self.closed.extend(session for session in talks if session not in self.talks)
+        self._forget_rows_and_steps()
+        lost = [handles[one] for one in gone]
+        self.snaps = {snap: one for snap, one in self.snaps.items() if snap not in lost}
+        self.dropped.extend(lost)
+        self._same("lost snapshots", set(recovered.lost), set(lost))
+        self._same("kept snapshots", set(recovered.snapshots), set(self.snaps))
+        told = len(model.stated), model.in_talks
+        self._same("states in cache and sessions", (recovered.cached, recovered.in_sessions), told)
+        if (cache := self.mem.prefix) is not None:
+            order = {node: at for at, node in enumerate(cache.state_policy.victims(), 1)}
+            places = {place: (node.touched, order.get(node, 0)) for place, node in placed(cache)}
+            model.rank_again(lambda one: places.get(self.place_of(one), (0, 0)))
 
     def close(self) -> None:
         """Ends everything, and asserts that all slots and pages are free."""
@@ -1024,6 +1060,8 @@ class Operations(Machine):
         if self.attempt(faults, lambda: self.mem.snapshot_at(row, lengths)) is not REFUSED:
             wants = self.wants(lengths, tenant.longest)
             more = [(at, kind) for at, kind in wants if at > self.model.length(tenant)]
+            if more and not tenant.coming:  # marks know no more than what the row tracks
+                tenant.floor, tenant.until = 0, tenant.tracked
             tenant.coming = sorted({**dict(more), **dict(tenant.coming)}.items())
 
     def lengthen(self, d: Digits) -> None:

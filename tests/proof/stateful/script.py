@@ -568,6 +568,11 @@ class Play:
         self.machine.wake(PLAIN)
 
     @verb
+    def recover(self, held: Sequence[int] = ()) -> None:
+        """Ends all requests, and keeps published, cached and idle states that are certain."""
+        self.machine.recover_all(held)
+
+    @verb
     def sleep(self, keep: bool = True) -> None:
         self.machine.sleep(Digits(0 if keep else 1))
 

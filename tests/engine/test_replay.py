@@ -13,6 +13,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from tests.proof.stateful.script import ALL, Play, script
 from tests.support import inside
 from tests.support.build import on
 from tests.support.scan import scan
@@ -23,19 +24,31 @@ LAYOUT = ms.StateLayout(PLANES, layers=2, rows=ms.StateLayout((TAIL,), layers=2)
 STRATEGIES = [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(4)]
 
 
+def forward(mem: ms.StateManager, step: Any) -> None:
+    """Computes each state from the one before; the plane `ring` is written only in part, in place."""
+    read, write, snapshot = (column.long() for column in (step.read, step.write, step.snapshot))
+    plane = mem.planes["ssm"]
+    new = (plane[:, read] * 1.5 + read[None, :, None, None].sign()) % 7
+    plane[:, write] = new
+    plane[:, snapshot] = new
+    plane[:, 0] = 0
+
+
 class Graph:
     """The launches of one step, recorded in the first replay and repeated in later ones."""
 
     def __init__(self, mem: ms.StateManager, batch: int) -> None:
-        self.mem, self.batch, self.forwards = mem, batch, 0
+        self.mem, self.batch = mem, batch
         self.calls: list[Callable[[], object]] = []
 
-    def replay(self) -> None:
+    def replay(self) -> Any:
+        """Launches a step, and returns its vectors."""
         if not self.calls:
             self._record()
-            return
-        for call in self.calls:
-            call()
+        else:
+            for call in self.calls:
+                call()
+        return self.vectors
 
     def _record(self) -> None:
         backend = self.mem.backend
@@ -54,114 +67,38 @@ class Graph:
         for name in OPS:
             setattr(backend, name, recording(name))
         try:
-            vectors = self.mem.launch(self.batch)
+            self.vectors = type(self.mem).launch(self.mem, self.batch)
         finally:
             for name, call in counted.items():
                 setattr(backend, name, call)
-        self.calls.append(lambda: self.forward(vectors))
-        self.forward(vectors)
-
-    def forward(self, step: Any) -> None:
-        forward(self.mem, step)
-        self.forwards += 1
 
 
-def forward(mem: ms.StateManager, step: Any) -> None:
-    """Computes each state from the one before; the plane `ring` is written only in part, in place."""
-    read, write, snapshot = (column.long() for column in (step.read, step.write, step.snapshot))
-    plane = mem.planes["ssm"]
-    new = (plane[:, read] * 1.5 + read[None, :, None, None].sign()) % 7
-    plane[:, write] = new
-    plane[:, snapshot] = new
-    plane[:, 0] = 0
-    for state in mem.planes["ring"]:
-        state[write, step.tokens.long() % 4] += 1
-        state[0] = 0
-    for tail in mem.planes.rows["tail"]:
-        tail[step.rows.long()] += 1
-        tail[0] = TAIL.fill
+BARE = {"pages": 0, "page_size": 1, "pages_per_row": 0, "parts": ("fold", "ring")}  # the engine keeps the KV
 
 
-class Twins:
-    """A manager whose steps are replayed, and one whose steps are launched one by one, under the same calls."""
+@script(strategy=ALL, overlap=(False, True), tails=True, slots=14, rows=5, case=BARE)
+def test_a_graph_of_one_step_serves_all_steps(play: Play) -> None:
+    """Requests start, end and resume in between, and their places in the batch change."""
+    rng, graphs, rows, kept = random.Random(7), dict[int, Graph](), list[Any](), list[Any]()
+    counts = play.mem.backend.counts
 
-    def __init__(self, backend: Backend, tracking: ms.Tracking, overlap: bool, seed: int) -> None:
-        settings: dict[str, Any] = {"slots": 14, "max_requests": 5, "tracking": tracking, "overlap": overlap}
-        self.pair = [on(backend, LAYOUT, **settings) for _ in range(2)]
-        for mem in self.pair:
-            mem.planes.rows["tail"].fill_(-1)
-        self.graphs: dict[int, Graph] = {}
-        self.rng, self.rows, self.flying = random.Random(seed), [[], []], [[], []]  # type: ignore[var-annotated]
-        self.kept: list[list[ms.Snapshot]] = [[], []]
-        self.overlap = overlap
+    def launch(batch: int) -> Any:
+        replayed = batch in graphs
+        vectors = graphs.setdefault(batch, Graph(play.mem, batch)).replay()
+        counts.launches.update({"plan": 1, "ownership": 1, "run_data": 1, "run_rows": 1} if replayed else {})
+        return vectors
 
-    def both(self, call: Callable[[int, ms.StateManager], Any]) -> None:
-        for which, mem in enumerate(self.pair):
-            call(which, mem)
-
-    def turn(self, name: int) -> None:
-        """Starts, ends or resumes a request, the same one in both managers."""
-        pick, at = self.rng.random(), self.rng.randrange(5)
-        resume = self.rng.random() < 0.5
-
-        def change(which: int, mem: ms.StateManager) -> None:
-            rows, kept = self.rows[which], self.kept[which]
-            if len(rows) < 4:
-                given = kept[-1] if kept and resume and mem.free_slots > 6 else None
-                if mem.free_slots > 6:
-                    rows.extend(mem.admit([ms.Request(name, resume=given)]))
-            elif pick < 0.5:
-                kept += [snap for snap in mem.publish(rows[at % 4 : at % 4 + 1]) if snap]
-                mem.end([rows.pop(at % 4)])
-            if len(kept) > 2:
-                mem.drop([kept.pop(0)])
-
-        self.both(change)
-
-    def step(self) -> None:
-        size = self.rng.choice((3, 5))
-        order = self.rng.sample(range(size), size)
-        steps = []
-        for which, mem in enumerate(self.pair):
-            rows = [self.rows[which][i] if i < len(self.rows[which]) else None for i in order]
-            if which:
-                steps.append(mem.plan(rows))
-                forward(mem, steps[-1])
-                mem.submit(steps[-1])
-            else:
-                graph = self.graphs.setdefault(size, Graph(mem, size))
-                steps.append(mem.plan(rows, replay=graph.replay))
-            self.flying[which].append(steps[-1])
-            if len(self.flying[which]) > self.overlap:
-                mem.settle(self.flying[which].pop(0))
-        replayed, eager = steps
-        assert all(torch.equal(a, b) for a, b in zip(replayed.record, eager.record, strict=True))
-
-    def check(self) -> None:
-        one, other = self.pair
-        assert torch.equal(inside.registers(one).cells, inside.registers(other).cells)
-        assert torch.equal(one.pool.allocator.bitmap, other.pool.allocator.bitmap)
-        memory = [(*mem.planes.plane_map.blocks, *mem.planes.rows.plane_map.blocks) for mem in self.pair]
-        for a, b in zip(*memory, strict=True):
-            assert torch.equal(a, b)
-        assert one.stats().copied_bytes == other.stats().copied_bytes
-        assert one.free_slots == other.free_slots
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-@pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
-def test_a_graph_of_one_step_serves_all_steps(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    twins = Twins(backend, tracking, overlap, seed=7)
-    for t in range(60 if backend.name == "reference" else 9):
-        twins.turn(t)
-        twins.step()
-        twins.check()
-    assert sum(graph.forwards for graph in twins.graphs.values()) > 8
-    for mem in twins.pair:
-        scan(mem)
-        mem.audit().raise_if_leaking()
-        mem.device.check()
+    play.mem.launch = launch  # type: ignore[method-assign]
+    for _ in range(20):
+        if len(rows) < 4:
+            rows += play.admit(None, resume=kept[-1] if kept and rng.random() < 0.5 else None)
+        elif rng.random() < 0.5:
+            kept += play.end(rows.pop(rng.randrange(4)), how="publish")
+        if len(kept) > 2:
+            play.drop(kept.pop(0))
+        size = rng.choice((3, 5))
+        play.step(rng.sample([*rows, *[None] * 5][:size], size), replays=True)
+    assert len(graphs) == 2
 
 
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
@@ -170,7 +107,6 @@ def test_a_step_takes_at_most_one_upload_and_the_graph(backend: Backend, trackin
     mem = on(backend, layout, slots=20, max_requests=4, tracking=tracking)
     counts = mem.backend.counts
     graph = Graph(mem, 3)
-    graph.forward = lambda step: None  # type: ignore[method-assign]
     rows = mem.admit([ms.Request(i) for i in range(3)])
     mem.settle(mem.plan(rows, replay=graph.replay))
     uploads = []
@@ -263,7 +199,7 @@ def test_the_graph_of_another_batch_changes_no_state(pair: Pair) -> None:
     mem.settle(mem.plan(rows, replay=small.replay))
     mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(3)))
     cells, states = inside.registers(mem).cells.clone(), mem.planes["ssm"].clone()
-    for replay in (small.replay, lambda: None):
+    for replay in (lambda: forward(mem, small.replay()), lambda: None):
         mem.settle(mem.plan([*rows, None], replay=replay))
         assert torch.equal(cells, inside.registers(mem).cells)
         assert torch.equal(states.view(torch.int32), mem.planes["ssm"].view(torch.int32))

@@ -15,7 +15,7 @@ from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
-from tests.proof.stateful.script import Play, script
+from tests.proof.stateful.script import ALL, Play, script
 from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.command_bench import recorded
@@ -75,49 +75,27 @@ def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -
     assert [row.index for row in mem.admit(named(1))] == [2]
 
 
-@pytest.mark.parametrize(
-    "tracking", [ms.NoTracking(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4), Redirect(every=4)]
-)
-def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
-    """Checks registers, slot, bytes and pages of row 0, after batches with padding and of padding alone."""
-    mem = manager(backend, slots=9, preallocated=1, tracking=tracking)
-    rows = mem.admit(named(2, length=16, snapshot_at=[8]))
-    for batch, tokens in (([None, rows[0], None, rows[1]], 4), ([None, None], 1), ([None, rows[0], rows[1]], 1)):
-        step = mem.plan(batch, tokens)
-        padded = [i for i, row in enumerate(batch) if row is None]
-        for column in (step.rows, step.tokens, step.read, step.write, step.snapshot):
-            assert [column.tolist()[i] for i in padded] == [0] * len(padded)
-        mem.settle(step)
-    mem.submit()
-    file = inside.registers(mem)
-    chain = torch.tensor([0, -1, 1, 2], dtype=torch.int32, device=backend.device)
-    for _ in range(3):
-        chain = file.resolve(chain) * (chain < 3)
-        assert chain.tolist() == [0, 0, 0, 0]
-    assert mem.device.page_table[0].tolist() == [0] * 4
-    assert [int(column[0]) for column in file.table[:5]] == [0] * 5
-    assert all(not plane[:, 0].any() for plane in mem.planes.values())
-    scan(mem)
+@script(strategy=ALL, slots=9, preallocated=1, pad=(0, -1), page_size=4)
+def test_B12a_the_null_row_stays_zero_through_every_table(play: Play) -> None:
+    """Batches have padding, or padding alone."""
+    a, b = play.admit(None, None, length=16, snapshot_at=[8])
+    for batch, tokens in (([None, a, None, b], 4), ([None, None], 1), ([None, a, b], 1)):
+        play.step(batch, tokens)
+    play.submit()
 
 
-def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend) -> None:
-    mem = manager(backend, slots=9, preallocated=2)
-    rows = mem.admit(named(5, length=4, snapshot_at=[4]))
-    mem.settle(mem.plan(rows, 4))
-    snapshots = mem.end(rows[:1], keep="handle")
-    step = mem.plan([None])
-    with mem.pool.allocator.group(2) as group:
-        mem.recover(keep=False)
-        assert group.left == 0
-    assert scan(mem).free == list(range(1, 10))
-    assert (mem.free_pages, mem.stats().rows_used, owners.free(mem)) == (8, 0, 9)
-    stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.info(rows[2]).length]
-    for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
-        with pytest.raises(StaleHandle):
-            use()
-    cells = inside.registers(mem).cells.tolist()
-    assert not any(cells)
-    assert not mem.device.page_table.any()
+@script(strategy=ALL, slots=9, preallocated=2, prefix=(False, True), overlap=True)
+def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(play: Play) -> None:
+    rows = play.admit(*[None] * 3, length=4, snapshot_at=[4])
+    play.step(rows, 4)
+    snaps = play.end_open(rows[0], how="publish")
+    play.step([None, rows[1]], run=False)
+    play.claim(1)
+    play.reset()
+    play.drop(*snaps)
+    play.step(rows)
+    play.admit(None, resume=snaps[0] if snaps else None)
+    play.reached("StaleHandle")
 
 
 def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:

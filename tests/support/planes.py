@@ -165,11 +165,3 @@ class Loop:
     def count(self, counter: Count) -> int:
         """Returns a counter of the device."""
         return int(inside.registers(self.mem).table.counters[counter])
-
-
-def running(backend: Backend, tracking: ms.Tracking, length: int = 0, **settings: object) -> tuple[Loop, ms.Row]:
-    """Returns a loop with one row that has decoded `length` tokens, and the row."""
-    loop = Loop(backend, tracking, **settings)  # type: ignore[arg-type]
-    (row,) = loop.admit()
-    loop.advance([row], length)
-    return loop, row

@@ -85,12 +85,11 @@ class Row:
     """One request in a row. The next request in the same row is another object.
 
     text: all tokens so far. prompt: tokens of the prompt. given: the part of the prompt that the manager knows; a fork
-    shares only its first tokens. longest: largest length of a mark, which is that of the prompt if the cache knows it. until:
-    length of the prompt as marks know it, 0 if they do not.
-    taste: seed of the tokens after the prompt. coming: (length, kind) of wanted marks.
-    floor: length of the last kept mark. end: (length, kind, wanted length) of a mark whose state is still in the live
-    slot. marks: (snapshot, kind) of kept marks, ascending. pending: number of real tokens in the tail that the state
-    lacks. newest: number of tokens that the last step has put into the tail.
+    shares only its first tokens. longest: largest length of a mark, which is that of the prompt if the cache knows it.
+    until: length of the prompt as marks know it, 0 if they do not. taste: seed of the tokens after the prompt. coming:
+    (length, kind) of wanted marks. floor: length of the last kept mark. end: (length, kind, wanted length) of a mark
+    whose state is still in the live slot. marks: (snapshot, kind) of kept marks, ascending. pending: number of real
+    tokens in the tail that the state lacks. newest: number of tokens that the last step has put into the tail.
     """
 
     number: int

@@ -343,13 +343,6 @@ class Play:
         self.machine.let_arrive(list(rows), list(lengths))
 
     @verb
-    def chunk(self, row: Any, most: int) -> int:
-        """Returns the number of tokens of the next chunk of a row, at most `most`, that loses no mark."""
-        n = self.model.chunk(self.machine.handles[row], most)
-        self.machine._same("chunk", self.mem.chunk(row, most), n)
-        return n
-
-    @verb
     def lacks(self, rows: Sequence[Any], count: int = 1) -> None:
         """Compares how many slots the next plan of these rows lacks."""
         self.machine.same_shortfall(list(rows), [count] * len(rows), set())
@@ -377,20 +370,6 @@ class Play:
         if machine.attempt(faults, lambda: self.mem.drop(list(snaps))) is not REFUSED:
             self.model.drop([machine.snaps.pop(snap) for snap in snaps])
             machine.dropped.extend(snaps)
-
-    @verb
-    def launch(self, flight: Any, tell: bool = False) -> None:
-        """Runs the forward of a step that was only planned. tell: whether the manager hears of it at once."""
-        self.machine.forward(flight)
-        if tell:
-            self.machine.tell_launched()
-
-    @verb
-    def end_open(self, *rows: Any, how: str = "release") -> list[Any]:
-        """Ends rows as `end` does, but settles no step."""
-        machine, before = self.machine, set(self.machine.snaps)
-        machine.end_as(PLAIN, list(rows), how, how == "publish")
-        return [snap for snap in machine.snaps if snap not in before]
 
     # Sessions, the cache, time
 
@@ -547,10 +526,6 @@ class Play:
     def release(self, ids: Sequence[int]) -> None:
         """Releases slots by id."""
         self.machine.release_ids(ids)
-
-    @verb
-    def check(self) -> None:
-        self.machine.check(PLAIN)
 
     @verb
     def inspect(self) -> None:

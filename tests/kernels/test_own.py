@@ -44,13 +44,13 @@ every()  # registers what packages offer
 OWN = {running_mean.name: running_mean, **KERNELS}
 each_own = pytest.mark.parametrize("op", OWN)
 LINE = f"running_mean = {running_mean.launch.__module__}:running_mean"
-JOINED = [
+JOINED = (
     "tests/kernels/test_own.py::test_kernel_and_reference_do_the_same_and_leave_other_memory[interpreter-3-1-ema]",
-    "tests/proof/test_interleave.py::test_no_schedule_changes_a_byte_or_touches_a_wrong_one[ema]",
-    "tests/proof/test_interleave.py::test_no_program_sees_what_another_one_does[ema]",
     "tests/proof/test_gpu_proof.py::test_a_launch_in_other_memory_does_the_same_there[interpreter-ema]",
-    *(["tests/kernels/test_own.py::test_its_launch_compiles[ema]"] if PROOF else []),  # in a process of its own
-]
+    "tests/proof/test_interleave.py::test_no_program_sees_what_another_one_does[ema]",
+    "tests/proof/test_interleave.py::test_no_schedule_changes_a_byte_or_touches_a_wrong_one[ema]",
+    "tests/kernels/test_own.py::test_its_launch_compiles[ema]",
+)[: None if PROOF else 3]
 
 
 def offer(folder: Path, line: str) -> None:

@@ -228,6 +228,7 @@ print([*entry_points(group="memstate.commands")], [name for name in packages_dis
 """
 
 
+@pytest.mark.proof
 @on_cpu
 def test_the_proof_starts_in_a_checkout_where_nothing_of_it_is_installed(tmp_path: Path) -> None:
     python = bare(tmp_path / "bare")

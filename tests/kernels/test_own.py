@@ -184,6 +184,10 @@ def test_a_name_that_a_backend_has_is_taken(name: str) -> None:
         ({"space": {"warps": ()}}, r"kernel 'running_mean': axis 'warps' has \(\), expected whole numbers"),
         ({"space": {"warps": (2, 0.5)}}, r"axis 'warps' has \(2, 0.5\)"),
         ({"space": {"warps": (2, -1)}}, r"axis 'warps' has \(2, -1\)"),
+        ({"name": "class"}, "kernel 'class': expected a Python name"),
+        ({"name": "all"}, "kernel 'all': expected a Python name"),
+        ({"space": {"key_of": (1,)}, "launch": print}, "axis 'key_of': expected another Python name"),
+        ({"space": {"waves": (1,)}}, "`launch` has no parameter 'waves', an axis of `space`"),
     ],
 )
 def test_what_is_no_kernel_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -236,20 +240,6 @@ def test_an_entry_point_that_is_broken_is_named(
             subjects("broken", [])
     monkeypatch.undo()
     own.load()
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"name": "class"}, "kernel 'class': expected a Python name"),
-        ({"name": "all"}, "kernel 'all': expected a Python name"),
-        ({"space": {"key_of": (1,)}, "launch": print}, "axis 'key_of': expected another Python name"),
-        ({"space": {"waves": (1,)}}, "`launch` has no parameter 'waves', an axis of `space`"),
-    ],
-)
-def test_names_that_python_or_a_launch_cannot_take_are_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        replace(running_mean, **given)
 
 
 def test_a_key_of_other_numbers_is_refused() -> None:

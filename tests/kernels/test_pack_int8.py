@@ -88,11 +88,11 @@ class Memory:
     def plane(self, layer: int, slot: int) -> NDArray[np.float64]:
         return self.tensor[layer, slot].double().cpu().numpy()
 
-    def check_packed(self, place: int, slot: int, layers: range = range(LAYERS)) -> None:
+    def check_packed(self, place: int, slot: int) -> None:
         """Checks that a record has the scales and values of a slot; from then on, the record's bytes are the expected
         ones.
         """
-        for layer in layers:
+        for layer in range(LAYERS):
             x = self.plane(layer, slot) if slot else np.zeros(self.shape)
             values, scale = self.numbers(place, layer)
             stated = np.abs(x).max(self.axis, keepdims=True) / 127
@@ -103,12 +103,12 @@ class Memory:
             assert (np.abs(x - values * scale) <= scale * (0.5 + 2**-17)).all()
             self._take(self.records, *self.record(place, layer))
 
-    def check_unpacked(self, place: int, slot: int, was: Tensor | None = None, layers: range = range(LAYERS)) -> None:
+    def check_unpacked(self, place: int, slot: int, was: Tensor | None = None) -> None:
         """Checks that a slot has exactly the values of a record. From then on, the slot's bytes are the expected ones.
 
         was: the slot that was packed into the record; its values must be within half a step of these.
         """
-        for layer in layers:
+        for layer in range(LAYERS):
             values, scale = self.numbers(place, layer)
             stated = torch.from_numpy(values * scale).float().to(self.tensor.dtype)  # the product is exact in float64
             unpacked = self.tensor[layer, slot].cpu()

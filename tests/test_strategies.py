@@ -1,8 +1,9 @@
 """The table of strategies and features: every cell is used here, with bytes that differ from row to row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,160 +13,96 @@ from docs.site.strategies import FEATURES, Feature, cell, page
 from memstate.kernels.dispatch import Backend
 from tests.proof.stateful.script import Play
 from tests.support.build import on
-from tests.support.loops import InPlace
-from tests.support.planes import MAKERS, I, Loop, fold
-from tests.support.scan import scan
+from tests.support.planes import MAKERS, I
 from tests.support.tail_walk import WRONG, Model, Walk, layout
 
 PAGE = Path(__file__).parents[1] / "docs" / "strategies.md"
 
 
-def check(loop: Loop, rows: Sequence[ms.Row]) -> None:
-    """Requires right states and snapshots of rows, no leak, and a snapshot of each row if the strategy takes any."""
-    for row in rows:
-        assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
-        assert loop.mem.info(row).slots <= loop.mem.tracking.most_slots(loop.mem.overlap)
-    snapshots = loop.mem.publish(rows)
-    for row, snapshot in zip(rows, snapshots, strict=True):
-        assert (snapshot is None) == isinstance(loop.mem.tracking, ms.NoTracking)
-        if snapshot:
-            assert snapshot.length == loop.mem.info(row).length // I * I or loop.mem.info(row).length % I == 0
-            assert loop.holds(loop.node(snapshot), row, snapshot.length)
-    scan(loop.mem)
-    loop.mem.audit().raise_if_leaking()
+BARE = {"pages": 0, "page_size": 1, "pages_per_row": 0}  # the engine keeps the KV
 
 
-def advance(loop: Loop, rows: Sequence[ms.Row | None], tokens: Sequence[int | list[int]]) -> None:
-    """Runs one step per entry of `tokens`.
-
-    A step is settled at once or, with overlap, after the plan of the next step.
-    """
-    flight: list[ms.Step] = []
-    for n in tokens:
-        flight.append(loop.step(rows, n))
-        if len(flight) > int(loop.mem.overlap):
-            loop.mem.settle(flight.pop(0))
-    for step in flight:
-        loop.mem.settle(step)
+def played(backend: Backend, name: str, overlap: bool, use: Callable[[Play], object], **settings: Any) -> None:
+    """Uses a manager as the model says, and publishes all its rows at the end."""
+    play = Play(backend, strategy=name, overlap=overlap, **(BARE | settings))
+    use(play)
+    play.land()
+    play.publish(*play.machine.handles, handles=True)
+    if name != "none":
+        play.reached(published=...)
+    play.finish()
 
 
-def decode(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    loop = Loop(backend, tracking, overlap=overlap)
-    rows = loop.admit(ms.Request("a"), ms.Request("b"))
-    advance(loop, [*rows, None], [1] * (2 * I + 1))
-    check(loop, rows)
+def decode(play: Play) -> None:
+    rows = play.admit(None, None)
+    for _ in range(2 * I + 1):
+        play.step([*rows, None])
 
 
-def speculation(backend: Backend, tracking: ms.Tracking, overlap: bool, in_place: bool = False) -> None:
+def mixed(play: Play) -> None:
+    rows = play.admit(None, None)
+    for chunk in (3, 1, 4, 2, 2, 1):
+        play.step([None, *rows], [1, 1, chunk])
+
+
+def prompts(play: Play) -> None:
+    (row,) = play.admit(range(14))
+    for tokens in (13, 1, 1, 1):
+        play.step([row], tokens)
+        play.publish(row)
+    play.land()
+    play.end(row)
+
+
+def sessions(play: Play) -> None:
+    (row,) = play.admit(None)
+    for turn in range(1, 4):
+        play.run(row, range(turn * I))
+        (snap,) = play.end(row, how="publish")
+        (row,) = play.admit(None, resume=snap)
+        play.drop(snap)
+    play.run(row, range(4 * I + 1))
+
+
+def preallocated(play: Play) -> None:
+    here, there = play.admit(None, None)
+    play.arrive([there], [2])
+    for _ in range(2 * I):
+        play.step([here, there])
+
+
+def forks(play: Play) -> None:
+    (row,) = play.admit(None)
+    play.run(row, range(I - 1))
+    rows = [row, *play.fork(row, "b", "c")]
+    for _ in range(I + 2):
+        play.step(rows)
+
+
+def speculation(backend: Backend, name: str, overlap: bool, in_place: bool = False) -> None:
     generator = torch.Generator().manual_seed(0)
-    settings = {"slots": 14, "max_requests": 5, "max_batch": 6, "tracking": tracking, "overlap": overlap}
+    settings = {"slots": 14, "max_requests": 5, "max_batch": 6, "tracking": MAKERS[name](), "overlap": overlap}
     mem = on(backend, layout(3), **settings, forward=ms.Forward(tail=3, in_place=in_place))
     mem.device.scrub_null()
     Walk(mem, Model(backend, generator, WRONG + 1), generator, 3).run(12)
 
 
-def mixed(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    loop = Loop(backend, tracking, overlap=overlap)
-    rows = loop.admit(ms.Request("decodes"), ms.Request("fills"))
-    advance(loop, [None, *rows], [[0, 1, chunk] for chunk in (3, 1, 4, 2, 2, 1)])
-    check(loop, rows)
-
-
-def prompts(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    name = next(name for name, make in MAKERS.items() if type(make()) is type(tracking))
-    play = Play(backend, strategy=name, overlap=overlap, every=I, prefix=True, page_size=4, grid=4, placed=4)
-    play.turn(range(18), prompt=14, most=13)
-    play.reached(**({"inserted": ...} if name != "none" else {}))
-    play.match(range(14))
-    play.finish()
-
-
-def sessions(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    loop = Loop(backend, tracking, overlap=overlap)
-    (row,) = loop.admit()
-    for _ in range(3):
-        advance(loop, [row], [1] * I)
-        fed = loop.fed[row]
-        (snapshot,) = loop.mem.end([row], keep="handle")
-        assert snapshot and snapshot.length == len(fed)
-        (row,) = loop.admit(ms.Request("next turn", resume=snapshot))
-        loop.mem.drop([snapshot])
-        loop.fed[row] = list(fed)
-    advance(loop, [row], [1] * (I + 1))
-    check(loop, [row])
-    assert loop.mem.info(row).length == 4 * I + 1
-
-
-def preallocated(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    loop = Loop(backend, tracking, rows=1, preallocated=1, overlap=overlap)
-    here, there = loop.admit(ms.Request("here"), ms.Request("there"))
-    loop.fed[there] = [5, 6]
-    loop.mem.submit()
-    for name, plane in loop.mem.planes.items():
-        plane[:, loop.slot(there)] = (fold((5, 6)) * loop.planes.weights[name]).to(plane.dtype)
-    loop.mem.device.arrived([there], [2])
-    advance(loop, [here, there], [1] * (2 * I))
-    check(loop, [here, there])
-
-
-def in_place(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    loop = InPlace(backend, tracking, overlap=overlap)
-    rows = loop.admit(ms.Request("a"), ms.Request("b"))
-    advance(loop, [*rows, None], [1] * (2 * I + 1))
-    check(loop, rows)
-
-
-def ring(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    """The plane keeps the last inputs as a ring. A step writes one cell of it, but a snapshot needs all cells."""
-    layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
-    mem = ms.StateManager(
-        layout, slots=6, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name, overlap=overlap
-    )
-    (row,) = mem.admit([ms.Request("ring")])
-    flight: list[ms.Step] = []
-    for t in range(1, I + 2):
-        flight.append(mem.plan([row]))
-        mem.planes["ring"][0, flight[-1].write.long(), t % I] = t
-        if len(flight) > int(overlap):
-            mem.settle(flight.pop(0))
-    for step in flight:
-        mem.settle(step)
-    snapshots = mem.publish([row])
-    mem.submit()
-    assert mem.planes["ring"][0, int(mem.device.live_slots[row.index])].tolist() == [4, 5, 2, 3]
-    for snapshot in snapshots:
-        assert (snapshot is None) == isinstance(tracking, ms.NoTracking)
-        if snapshot:
-            assert mem.planes["ring"][0, int(mem.device.read_slots([snapshot]).wait()[0])].tolist() == [4, 1, 2, 3]
-
-
-def forks(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
-    loop = Loop(backend, tracking, overlap=overlap)
-    (row,) = loop.admit()
-    advance(loop, [row], [1] * (I - 1))
-    rows = [row, *loop.mem.fork(row, ["b", "c"]).rows]
-    for new in rows[1:]:
-        loop.fed[new] = list(loop.fed[row])
-    advance(loop, rows, [1] * (I + 2))
-    check(loop, rows)
-
-
-USES: dict[str, Callable[[Backend, ms.Tracking, bool], None]] = {
-    "decode": decode,
+USES: dict[str, Callable[[Backend, str, bool], None]] = {
+    "decode": partial(played, use=decode),
     "speculation": speculation,
-    "mixed batches": mixed,
-    "prompts in one chunk": prompts,
-    "sessions": sessions,
-    "preallocated rows": preallocated,
-    "in-place kernels": in_place,
+    "mixed batches": partial(played, use=mixed),
+    "prompts in one chunk": partial(played, use=prompts, prefix=True, grid=4, placed=4),
+    "sessions": partial(played, use=sessions),
+    "preallocated rows": partial(played, use=preallocated, rows=1, preallocated=1),
+    "in-place kernels": partial(played, use=decode, in_place=True),
     "speculation in place": partial(speculation, in_place=True),
-    "planes written in part": ring,
-    "forks": forks,
+    "planes written in part": partial(played, use=decode, parts=("fold", "ring")),
+    "forks": partial(played, use=forks),
 }
 
 
-SCRIPTS = {"prompts in one chunk": pytest.mark.script}  # features that are used by a script
-CELLS = [pytest.param(one, id=one.name, marks=SCRIPTS.get(one.name, ())) for one in FEATURES]
+SCRIPTS = [feature for feature in FEATURES if "speculation" not in feature.name]
+CELLS = [pytest.param(one, id=one.name, marks=[pytest.mark.script] * (one in SCRIPTS)) for one in FEATURES]
 
 
 @pytest.mark.sample(interpreter=4)
@@ -174,7 +111,7 @@ CELLS = [pytest.param(one, id=one.name, marks=SCRIPTS.get(one.name, ())) for one
 @pytest.mark.parametrize("feature", CELLS)
 def test_every_cell_works(backend: Backend, feature: Feature, name: str, overlap: bool) -> None:
     made = cell(MAKERS[name](), feature, overlap)
-    USES[feature.name](backend, MAKERS[name](), overlap)
+    USES[feature.name](backend, name, overlap)
     boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # here live is published
     assert (made.snapshots > 0) == boundaries
     marks = 2 * (feature.name == "prompts in one chunk")

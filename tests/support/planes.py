@@ -1,6 +1,7 @@
 """Runs a decode loop that writes and checks planes whose bytes show which tokens a slot stands for."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -94,6 +95,14 @@ class Planes:
             expected = values[:, None] * self.weights[name].cpu()[:, None]
             bad |= (plane[:, slots].cpu() != expected.to(plane.dtype)).any(-1).any(0)
         return [slot for slot, is_bad in zip(slots, bad.tolist(), strict=True) if is_bad]
+
+
+class InPlacePlanes(Planes):
+    """Planes whose forward reads and writes the slot in `write`. For padding it writes rubbish to slot 0."""
+
+    def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
+        none = torch.zeros_like(step.snapshot)
+        super().forward(replace(step, record=step.record._replace(read=step.write, snapshot=none)), fed)
 
 
 class Loop:

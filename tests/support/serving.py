@@ -13,8 +13,7 @@ from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.checked import STALE, Checked, prefix_of
 from tests.support.endings import made
-from tests.support.loops import InPlacePlanes
-from tests.support.planes import LAYOUT, Planes, fold
+from tests.support.planes import LAYOUT, InPlacePlanes, Planes, fold
 
 PAGE, EVERY = 4, 8
 TRACKING: dict[str, Callable[[int], ms.Tracking]] = {

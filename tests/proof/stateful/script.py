@@ -321,13 +321,6 @@ class Play:
         return rows
 
     @verb
-    def chunk(self, row: Any, most: int) -> int:
-        """Returns the number of tokens of the next chunk of a row, at most `most`, that loses no mark."""
-        n = self.model.chunk(self.machine.handles[row], most)
-        self.machine._same("chunk", self.mem.chunk(row, most), n)
-        return n
-
-    @verb
     def reorder(self, rows: Sequence[Any], entries: Sequence[int]) -> Handles:
         """Lets rows go on from others. entries: for each row afterwards, the entry of `rows` that it goes on from."""
         machine = self.machine

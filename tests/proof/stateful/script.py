@@ -346,6 +346,13 @@ class Play:
         self.machine.read_slots_of(list(handles), set())
 
     @verb
+    def chunk(self, row: Any, most: int) -> int:
+        """Returns the number of tokens of the next chunk of a row, at most `most`, that loses no mark."""
+        n = self.model.chunk(self.machine.handles[row], most)
+        self.machine._same("chunk", self.mem.chunk(row, most), n)
+        return n
+
+    @verb
     def ask(self, row: Any, lengths: list[int]) -> None:
         """Names lengths of a row at which states are kept while it reads its prompt."""
         self.machine.ask_for(row, lengths)

@@ -33,7 +33,7 @@ class BenchForward:
             torch.randn(of, dtype=torch.float32, device=ssm.device).bfloat16()
             for of in ((batch, 1, channels), (channels, taps))
         )
-        make = Maker(ssm.device, int(torch.randint(2**31, ())))
+        make = Maker(ssm.device, int(torch.randint(2**31, (), device="cpu")))
         self.q, self.k, self.v, self.decay, self.beta = delta_inputs(ssm.shape[2:], channels, batch, make)
         self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(self.v)
 

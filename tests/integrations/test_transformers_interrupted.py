@@ -136,10 +136,6 @@ def test_a_cache_whose_rows_the_manager_ended_can_be_closed() -> None:
     assert mem.free_slots == 16
 
 
-FOUR = {**QUIET, "max_new_tokens": 4}
-PAIR = torch.tensor([TEXT[:8], TEXT[9:17]])
-
-
 def shown(cache: Any) -> list[tuple[Any, ...]]:
     """Returns the values that Transformers' own tests read from layers with states."""
     return [
@@ -155,7 +151,7 @@ def shown(cache: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 2}], ids=["plain", "beams"])
 @pytest.mark.parametrize(
     ("family", "way"),
-    [("mamba2", {}), ("qwen3_next", {"kernels": "slots"}), ("lfm2", {"prompt": PAIR}), ("zaya", {"prompt": PAIR})],
+    [("mamba2", {}), ("qwen3_next", {"kernels": "slots"}), ("lfm2", {"prompt": IDS}), ("zaya", {"prompt": IDS})],
 )
 def test_layers_show_what_those_of_the_own_cache_have(family: str, way: Any, settings: dict[str, int]) -> None:
     model = tiny(family)
@@ -163,7 +159,7 @@ def test_layers_show_what_those_of_the_own_cache_have(family: str, way: Any, set
     short = mst.layout(model).on_slots  # on slots, windows lack their oldest input
     with mst.StateCache(model, mem, **way) as ours, torch.no_grad():
         caches = (own, ours)
-        runs = [model.generate(PAIR, **FOUR, **settings, **{argument: cache}) for cache in caches]
+        runs = [model.generate(IDS, **QUIET, **settings, **{argument: cache}) for cache in caches]
         for _ in range(2):
             (expected, actual) = map(shown, caches)
             for one, other in zip(expected, actual, strict=True):
@@ -192,7 +188,7 @@ def test_nothing_is_gathered_where_nobody_looks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Held, "gather", lambda self: looks.append(1) or look(self))
     with mst.StateCache(model, mem) as cache:
         assert repr(cache.layers[0].conv_states) == "{0: None}"
-        model.generate(PAIR, past_key_values=cache, **FOUR, num_beams=1)
+        model.generate(IDS, past_key_values=cache, **QUIET, num_beams=1)
         assert not looks
         states = cache.layers[0].conv_states
         assert isinstance(states, Between)

@@ -11,7 +11,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support import inside, owners
 from tests.support.build import build
-from tests.support.checked import STALE, Checked, prefix_of
+from tests.support.checked import STALE, Checked
 from tests.support.endings import made
 from tests.support.planes import LAYOUT, InPlacePlanes, Planes, fold
 
@@ -123,11 +123,6 @@ class Server(Checked):
         if publish:
             self.publish([row for row in rows if row])
 
-    def run_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int]) -> None:
-        """Runs and settles one step of each row up to a length, and publishes to the cache."""
-        self.mem.settle(self.step_to(rows, ends))
-        self.publish([row for row in rows if row])
-
     def prefill(self, row: ms.Row, most: int = 64, publish: bool = True) -> None:
         """Runs steps until the state of a row contains its whole prompt."""
         prompt = len(self.text[row])
@@ -162,10 +157,6 @@ class Server(Checked):
         snapshots = [node.snapshot for at, node in self.cache.tree.walk() if at == salt and node.snapshot]
         assert len({snap.length for snap in snapshots}) == len(snapshots)
         return {snap.length: snap for snap in snapshots}
-
-    def states_by_prefix(self) -> dict[tuple[int, ...], ms.Snapshot]:
-        """Returns tokens -> cached state, for all salts."""
-        return {tuple(prefix_of(node)): node.snapshot for _, node in self.cache.tree.walk() if node.snapshot}
 
     @property
     def cache(self) -> "ms.prefix.PrefixCache":

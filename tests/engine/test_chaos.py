@@ -16,8 +16,9 @@ import memstate as ms
 from memstate.stats import ChaosStats
 from memstate.testing.chaos import Chaos, Faults, FaultyStore
 from memstate.tiers import Outcome, Store
+from tests.support.build import on
 from tests.support.demo_talks import demo
-from tests.support.planes import I, Loop
+from tests.support.planes import LAYOUT, I, Planes
 from tests.support.serving import Server
 from tests.support.tiered import T, Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
@@ -30,6 +31,10 @@ EVERYTHING = "seed={seed},claims=0.3,admissions=0.3,store_fails=0.3,store_late_s
 def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, "memstate.chaos")
     return caplog
+
+
+def redirected(chaos: Chaos, slots: int = 16) -> ms.StateManager:
+    return on(CPU, LAYOUT, slots=slots, max_requests=4, tracking=ms.Redirect(I), chaos=chaos)
 
 
 def lines(log: pytest.LogCaptureFixture) -> list[str]:
@@ -71,12 +76,16 @@ def test_an_engine_computes_the_same_under_any_chaos(
 
 
 def test_a_refused_claim_costs_a_snapshot_and_nothing_else(told: pytest.LogCaptureFixture) -> None:
-    loop = Loop(CPU, ms.Redirect(I), chaos=Chaos(claims=1.0))
-    rows = loop.admit(*map(ms.Request, "abc"))
-    loop.advance(rows, 2 * I + 1)
-    stats = loop.mem.stats()
+    mem = redirected(Chaos(claims=1.0))
+    rows, planes = mem.admit([*map(ms.Request, "abc")]), Planes(mem)
+    for token in range(2 * I + 1):
+        step = mem.plan(rows)
+        planes.forward(step, [(100 * row.index + token,) for row in rows])
+        mem.settle(step)
+    stats = mem.stats()
     assert stats.snapshots == 0 and stats.degraded == 6 and stats.chaos == ChaosStats(claims=2)
-    assert all(loop.holds(loop.slot(row), row, 2 * I + 1) for row in rows)
+    fed = {row.index: tuple(range(100 * row.index, 100 * row.index + 2 * I + 1)) for row in rows}
+    assert planes.wrong({int(mem.device.live_slots[row]): tokens for row, tokens in fed.items()}) == []
     require_logged(told, stats.chaos)
     assert len(lines(told)) == 2 and "a step of 3 rows could make 0, 3 were refused" in lines(told)[0]
 
@@ -97,11 +106,11 @@ def test_a_refused_mark_costs_a_state_and_nothing_else(strategy: str, told: pyte
 
 def test_claims_stay_below_the_caller_s_limit_and_count_only_where_chaos_refused() -> None:
     def taken(chaos: Chaos, limit: int) -> tuple[int, ChaosStats]:
-        loop = Loop(CPU, ms.Redirect(I), slots=12, chaos=chaos)
-        rows = loop.admit(*map(ms.Request, "abcd"))
+        mem = redirected(chaos, slots=12)
+        rows = mem.admit([*map(ms.Request, "abcd")])
         for _ in range(I + 1):
-            loop.mem.settle(loop.step(rows, limit=limit))
-        return loop.mem.stats().snapshots, loop.mem.stats().chaos
+            mem.settle(mem.plan(rows, limit=limit))
+        return mem.stats().snapshots, mem.stats().chaos
 
     nothing = ChaosStats()
     assert taken(Chaos(claims=0.0), 2) == (2, nothing)
@@ -114,7 +123,7 @@ def test_claims_stay_below_the_caller_s_limit_and_count_only_where_chaos_refused
 def test_a_refused_admission_changes_nothing_and_needs_another_request_that_runs(
     told: pytest.LogCaptureFixture,
 ) -> None:
-    mem = Loop(CPU, ms.Redirect(I), chaos=Chaos(admissions=1.0)).mem
+    mem = redirected(Chaos(admissions=1.0))
     assert mem.admit([]) is not None
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row]))
@@ -246,7 +255,7 @@ def test_the_same_seed_and_calls_give_the_same_faults(told: pytest.LogCaptureFix
 
 
 def test_a_manager_gets_its_faults_once() -> None:
-    mem = Loop(CPU, ms.Redirect(I), chaos=Chaos()).mem
+    mem = redirected(Chaos())
     with pytest.raises(ms.InvalidArgument, match="has faults already"):
         Faults(Chaos(claims=0.5)).inject(mem)
 

@@ -6,9 +6,10 @@ defects into kernels on purpose, and must notice them: a sample, with MEMSTATE_P
 
 import random
 import re
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +33,8 @@ from memstate.slots.registers import RegisterFile
 from tests.proof.mutation.interleaved import MUTANTS, OUTSIDE, mutated
 from tests.support import inside, op_cases, op_launches
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
-from tests.support.planes import MAKERS, Loop, every_strategy
+from tests.support.build import on
+from tests.support.planes import LAYOUT, MAKERS, Planes, every_strategy
 from tests.support.sampling import PROOF
 
 try:  # the interleaver replaces parts of Triton; its import fails if they do not fit
@@ -346,25 +348,33 @@ def test_a_manager_serves_alike_under_every_schedule(name: str, generator: torch
     """Serves requests with overlap, hits and releases, once under a random schedule and once on the reference."""
     seed, served = generator.initial_seed(), {}
     for kernels in ("reference", "interpreter"):
-        loop = Loop(Backend(kernels), MAKERS[name](), overlap=True)
-        blocks = loop.mem.planes.plane_map.blocks
+        mem = on(Backend(kernels), LAYOUT, slots=16, max_requests=4, tracking=MAKERS[name](), overlap=True)
+        blocks = mem.planes.plane_map.blocks
         with interleaved(Seeded(seed), Limits(reach=blocks, null=[block[:, 0] for block in blocks])) as log:
-            serve(loop)
-        table = inside.registers(loop.mem).table
+            serve(mem)
+        table = inside.registers(mem).table
         served[kernels] = [*table[:4], table.bitmap, table.counters, *(block[:, 1:] for block in blocks)]
     assert all(map(torch.equal, *served.values()))
     assert log.conflicts() == []
     assert {"_ownership", "_plan", "_move"} <= {launch.kernel for launch in log.launches}
 
 
-def serve(loop: Loop) -> None:
-    rows = loop.admit(*[ms.Request(i) for i in range(2)])
-    flying = [loop.step([*rows, None])]
+def serve(mem: ms.StateManager) -> None:
+    planes, tokens = Planes(mem), count(1000)
+
+    def step(rows: Sequence[ms.Row | None]) -> ms.Step:
+        made = mem.plan(rows)
+        planes.forward(made, [(next(tokens),) if row else () for row in rows])
+        mem.submit(made)
+        return made
+
+    rows = [*mem.admit([ms.Request(i) for i in range(2)]), None]
+    flying = [step(rows)]
     for _ in range(9):
-        flying.append(loop.step([*rows, None]))
-        loop.mem.settle(flying.pop(0))
-    loop.mem.settle(flying.pop(0), [True, False, False])
-    kept = [snap for snap in loop.mem.end(rows, keep="handle") if snap]
-    for request in [ms.Request("hit", length=kept[0].length + 4, resume=kept[0]) if kept else ms.Request("again")]:
-        loop.advance(loop.admit(request))
-    loop.mem.submit()
+        flying.append(step(rows))
+        mem.settle(flying.pop(0))
+    mem.settle(flying.pop(0), [True, False, False])
+    kept = [snap for snap in mem.end(rows[:2], keep="handle") if snap]
+    again = ms.Request("hit", length=kept[0].length + 4, resume=kept[0]) if kept else ms.Request("again")
+    mem.settle(step(mem.admit([again])))
+    mem.submit()

@@ -1,4 +1,4 @@
-"""Runs a decode loop that writes and checks planes whose bytes show which tokens a slot stands for."""
+"""Planes whose bytes show which tokens a slot stands for, and a forward that folds tokens into them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,10 +8,6 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Count
-from tests.support import inside
-from tests.support.build import build
 
 History = tuple[int, ...]
 LAYOUT = ms.StateLayout((ms.Plane("long", (3,), torch.int64), ms.Plane("short", (5,), torch.int32)), layers=2)
@@ -26,7 +22,6 @@ MAKERS: dict[str, Callable[[], ms.Tracking]] = {
 FACTOR = 0x5851F42D4C957F2D
 
 every_strategy = pytest.mark.parametrize("name", MAKERS)
-every_snapshot = pytest.mark.parametrize("name", [name for name in MAKERS if name != "none"])
 both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 
 
@@ -103,74 +98,3 @@ class InPlacePlanes(Planes):
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
         none = torch.zeros_like(step.snapshot)
         super().forward(replace(step, record=step.record._replace(read=step.write, snapshot=none)), fed)
-
-
-class Loop:
-    """A manager, its planes, and the tokens that each row was fed."""
-
-    def __init__(
-        self, backend: Backend, tracking: ms.Tracking, *, slots: int = 16, rows: int = 4, **settings: object
-    ) -> None:
-        self.mem = build(
-            LAYOUT,
-            slots=slots,
-            max_requests=rows,
-            tracking=tracking,
-            device=backend.device,
-            backend=backend.name,
-            **settings,  # type: ignore[arg-type]
-        )
-        self.planes = Planes(self.mem)
-        self.fed: dict[ms.Row, list[int]] = {}
-        self._next = 1000
-
-    def admit(self, *requests: ms.Request) -> list[ms.Row]:
-        """Admits the given requests, or one plain request, and returns their rows."""
-        rows = list(self.mem.admit(requests or [ms.Request("plain")]))
-        self.fed |= {row: [] for row in rows}
-        return rows
-
-    def step(
-        self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1, run: bool = True, **settings: int
-    ) -> ms.Step:
-        """Plans and runs one step. Each of its tokens is a number that was not used before. Does not settle."""
-        step = self.mem.plan(rows, tokens, **settings)
-        fed = []
-        for row, n in zip(rows, step.tokens.tolist(), strict=True):
-            fed.append(tuple(range(self._next, self._next + n)))
-            self._next += n
-            if row:
-                self.fed[row] += fed[-1]
-        if run:
-            self.planes.forward(step, fed)
-            self.mem.submit(step)
-        return step
-
-    def advance(self, rows: Sequence[ms.Row | None], steps: int = 1) -> None:
-        """Decodes and settles `steps` steps."""
-        for _ in range(steps):
-            self.mem.settle(self.step(rows))
-
-    def slot(self, row: ms.Row, part: int = 0) -> int:
-        """Returns the slot in a register of a row on the device. part: 0 for live, 1 or 2 for a lane."""
-        return int(inside.registers(self.mem).table.slots[3 * row.index + part])
-
-    def label(self, row: ms.Row, part: int = 0) -> int:
-        return int(inside.registers(self.mem).table.labels[3 * row.index + part])
-
-    def labels(self, row: ms.Row) -> list[int]:
-        """Returns the labels of a row's two lanes."""
-        return [self.label(row, 1), self.label(row, 2)]
-
-    def node(self, snap: ms.Snapshot) -> int:
-        """Returns the slot of a published snapshot on the device."""
-        self.mem.submit()
-        return int(inside.registers(self.mem).table.slots[snap.register])
-
-    def holds(self, slot: int, row: ms.Row, length: int) -> bool:
-        """Whether a slot stands for exactly the first `length` tokens of a request."""
-        return not self.planes.wrong({slot: tuple(self.fed[row][:length])})
-
-    def count(self, counter: Count) -> int:
-        """Returns a counter of the device."""
-        return int(inside.registers(self.mem).table.counters[counter])

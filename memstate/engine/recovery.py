@@ -144,7 +144,8 @@ class Recovery:
         parts.marks.reset()
         published = sure.states.get("snapshot", {}).values()
         owners: list[tuple[Snapshot, Owner]] = [(state, PUBLISHED) for state in published]
-        owners += [(state, session) for session in parts.sessions.opened.values() for state in session.kept]
+        # in reverse: of sessions that share a state, the first one owns it
+        owners += [(state, session) for session in reversed(parts.sessions.opened.values()) for state in session.kept]
         owners += [(node.snapshot, node) for _, node in parts.cache.tree.walk() if node.snapshot]
         there = {state.register: sure.slots[state.register] for state, _ in owners}
         parts.registers.reset(there)

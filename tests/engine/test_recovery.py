@@ -116,6 +116,7 @@ def test_M18_recover_keeps_what_no_unsent_change_touches(play: Play) -> None:
     """The state of `b` moves to the cache behind a change that waits for the open step. Without it, its KV stays."""
     (talk,), (other,) = play.open("talk"), play.open("busy")
     play.turn(T, talk)
+    play.fork_session(talk)  # both have the state of `talk`, which stays the owner
     (kept,) = play.admit([*T, 1])
     play.run(kept, [*T, 1, 2])
     (a,), (b,) = play.admit(None), play.admit([9, *T], sessions=[other])

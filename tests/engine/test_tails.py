@@ -18,6 +18,7 @@ from tests.support.tail_walk import STRATEGIES, WRONG, Model, Walk, layout
 
 CHUNK = 80  # number of tokens between two comparisons
 TOKENS = 100_000 if PROOF else 800
+PLAIN = ms.StateLayout(layout(4).planes, layers=1)  # without rings: the caller keeps the drafts
 TAILS = {"tail": 4, "page_size": 1, "tails": (False, True), "pages": 0, "pages_per_row": 0}
 WAYS = {"strategy": ALL, "overlap": (False, True)}
 
@@ -271,6 +272,12 @@ def model(backend: Backend, generator: torch.Generator) -> Model:
     return Model(backend, generator, WRONG + 1)
 
 
+def made(backend: Backend, tracking: ms.Tracking | None = None, **more: Any) -> ms.StateManager:
+    """Returns a manager whose rows have tails of 4 tokens."""
+    usual = {"layout": layout(4), "slots": 6, "max_requests": 2, "overlap": False, "tail": 4}
+    return on(backend, tracking=tracking or ms.NoTracking(), **usual | more)
+
+
 KERNELS: dict[str, dict[str, Any]] = {
     "1": {"tail": 1}, "3": {"tail": 3}, "4": {"tail": 4}, "debug": {"tail": 3, "debug": True},
     "in place": {"tail": 4, "in_place": True}, "in part": {"tail": 4},
@@ -356,7 +363,7 @@ def test_T15_windows_that_begin_at_the_state_are_committed_once(
 )
 def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list[int]], told: str) -> None:
     """Only debug mode finds the last three cases, since it reads the device. No state moves."""
-    mem = on(backend, layout(4), slots=8, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4, debug=True)
+    mem = made(backend, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows, 3))
     step = mem.plan(rows, 4, drafts=3)
@@ -375,8 +382,7 @@ def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend:
     """Rows that end are compared, too: `accept` gets the number of all accepted tokens of such a row, and `end` leaves
     out the tokens behind the end of the answer.
     """
-    settings = {"slots": 6, "max_requests": 2, "tracking": ms.PingPong(every=4), "overlap": True, "tail": 4}
-    mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
+    mem = made(backend, ms.PingPong(every=4), layout=PLAIN, overlap=True, debug=True)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows, 2))
     step = mem.plan(rows, 4, drafts=3)
@@ -393,8 +399,7 @@ def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend:
 @pytest.mark.parametrize("between", ["other rows", "a cancelled step", "nothing"])
 def test_T17_whatever_is_planned_before_the_accept(backend: Backend, between: str) -> None:
     """The next plan overwrites `accepted` on the device. Before that, it refuses impossible numbers from a sampler."""
-    settings = {"slots": 6, "max_requests": 2, "tracking": ms.NoTracking(), "overlap": True, "tail": 4}
-    mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
+    mem = made(backend, layout=PLAIN, overlap=True, debug=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     step = mem.plan([a], 4, drafts=3)
     for rubbish in (0, -5, 10**6):
@@ -418,8 +423,11 @@ def test_T17_whatever_is_planned_before_the_accept(backend: Backend, between: st
 
 
 def test_T4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
-    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=False, tail=4)
+    mem = made(backend, ms.Redirect(every=8))
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for defer in (9, -1, "2", True, 1.0):
+        with pytest.raises(ms.InvalidArgument, match=f"defer={defer!r}: expected a whole number of tokens from 0 to 8"):
+            mem.plan([None], defer=defer)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match=r"have \[5\] tokens with drafts: a step keeps at most 4"):
         mem.plan(rows, [5, 5], drafts=[0, 1])
     with pytest.raises(ms.InvalidArgument, match=r"drafts \[4, 3\] of \[3, 3\] tokens"):
@@ -438,15 +446,30 @@ def test_T4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
     assert [mem.info(row).length for row in rows] == [2, 0] == [mem.info(row).confirmed for row in rows]
 
 
+def test_T7_refuses_what_a_late_step_forbids(backend: Backend) -> None:
+    mem = made(backend, ms.Redirect(every=4), overlap=True)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, 3))
+    first = mem.plan(rows, 4, drafts=[3, 0])
+    first.accepted.fill_(4)
+    second = mem.plan(rows, [2, 1], drafts=[1, 0])
+    for call in (
+        lambda: mem.end(rows[:1]), lambda: mem.publish(rows[:1], keep="handle"), lambda: mem.cancel(second),
+    ):  # fmt: skip
+        with pytest.raises(ms.InvalidArgument, match="planned again before step 1 was accepted"):
+            call()
+    with pytest.raises(ms.InvalidArgument, match="write it there before that plan, and say written=True"):
+        mem.accept(first, [4, 4])
+    mem.accept(first, [4, 4], written=True)
+
+
 def test_T5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
-    settings = {"slots": 4, "max_requests": 1, "tracking": ms.NoTracking()}
-    plain = ms.StateLayout(layout(4).planes, layers=1)
     rings = [replace(plane, fill=None) for plane in layout(4).rows.planes]  # type: ignore[union-attr]
     with pytest.raises(ms.ConfigurationError, match=r"tail=5 with rings .* of fewer than 14 tokens"):
-        on(backend, replace(layout(4), rows=ms.StateLayout(rings, layers=1)), **settings, tail=5)
+        made(backend, layout=replace(layout(4), rows=ms.StateLayout(rings, layers=1)), tail=5)
     with pytest.raises(ms.ConfigurationError, match="tail=-1: expected a whole number of tokens from 0"):
         ms.Forward(tail=-1)
-    mem = on(backend, plain, **settings)
+    mem = made(backend, layout=PLAIN, tail=0, overlap=True)
     rows = mem.admit([ms.Request("a")])
     with pytest.raises(ms.InvalidArgument, match="drafts= and defer= need rows with tails"):
         mem.plan(rows, 2, drafts=1)
@@ -459,8 +482,7 @@ def test_T5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_T2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bool) -> None:
     """At a boundary, pending tokens are folded into the row's new slot, even if the host learns their number later."""
-    settings = {"slots": 6, "max_requests": 1, "tracking": ms.Redirect(every=4), "tail": 4}
-    mem = on(backend, layout(4), **settings, overlap=late, debug=True)
+    mem = made(backend, ms.Redirect(every=4), overlap=late, debug=True)
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row], 4))
     first = mem.plan([row], 4, drafts=4)
@@ -475,7 +497,7 @@ def test_T2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bo
 
 
 def test_T11_no_state_arrives_in_a_row_with_tokens_in_its_tail(backend: Backend) -> None:
-    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4)
+    mem = made(backend)
     rows = mem.admit([ms.Request("a")])
     for accepted in (0, 2):
         mem.accept(mem.plan(rows, 3, drafts=3), [accepted])
@@ -486,8 +508,7 @@ def test_T11_no_state_arrives_in_a_row_with_tokens_in_its_tail(backend: Backend)
 @pytest.mark.parametrize("column", ["pending", "newest"])
 def test_T13_an_audit_finds_tails_that_host_and_device_count_otherwise(backend: Backend, column: str) -> None:
     """Audits run before and after each call of a step, and where a row has ended."""
-    settings = {"slots": 6, "max_requests": 2, "max_batch": 3, "tracking": ms.NoTracking(), "overlap": False}
-    mem = on(backend, layout(4), **settings, tail=4)
+    mem = made(backend, max_batch=3)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for accepted in ([2, 3], [1, 1]):
         step = mem.plan([rows[1], None, rows[0]], 3, drafts=[2, 0, 3])
@@ -509,8 +530,7 @@ def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend
 
     The host does not know the row's length: it is below the next boundary, at this boundary or behind it.
     """
-    settings = {"slots": 5, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": True}
-    mem = on(backend, layout(4), **settings)
+    mem = made(backend, STRATEGIES[strategy], slots=5, max_requests=1, overlap=True)
     (row,) = mem.admit([ms.Request("a")])
     for n in (8, 7):
         mem.settle(mem.plan([row], n))

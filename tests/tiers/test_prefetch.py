@@ -210,9 +210,10 @@ def test_B61_B62_B67_what_does_not_come_ends_what_is_usable(play: Play) -> None:
     play.fetch(T[:7])
     play.evict(states=9, pages=99)
     play.thin(pages=99)
+    why = FLAWS[play.fault] if play.fault != "raises" else "ConnectionResetError('storage went away')"
     for length in (20, 8):
         play.spoil(play.kind, T[:length], play.fault)
-        play.fetch(T)
+        assert play.fetch(T).why == why
     play.turn(T[:9])
     play.reached(FLAWS[play.fault])
     for length in (20, 8):

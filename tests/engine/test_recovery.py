@@ -26,7 +26,6 @@ from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
 from tests.engine.calls import CALLS
-from tests.proof.injection.scene import A, C, Scene
 from tests.proof.stateful.script import ALL, Play, script
 from tests.support import inside, owners
 from tests.support.endings import Made
@@ -96,19 +95,6 @@ def test_an_interrupt_at_the_very_end_is_noticed() -> None:
         pass
     with pytest.raises(ms.Broken, match=r"settle\(\) was interrupted .*at its end"):
         guard.require_whole()
-
-
-def test_what_was_published_stays_and_serves(plain: Backend) -> None:
-    scene = Scene("redirect")
-    interrupted(scene.mem, [scene.idle])
-    kept = scene.mem.recover(scene.by_id.tolist())
-    assert kept.snapshots == [scene.kept] and not kept.lost and kept.cached >= 3 and kept.in_sessions >= 1
-    assert set(kept.ended) == {"of 8", "of 15", "of 21", "of 27", "remote"}
-    assert scene.mem.free_slots == scene.mem.stats().capacity - 2 - 1 - kept.cached - kept.in_sessions
-    scene.look_at_what_is_published()
-    (row,) = scene.admit(ms.Request("again", tokens=[*A, 1]))
-    assert scene.mem.info(row).length == len(A)
-    scene.finish()
 
 
 @script(strategy=ALL, overlap=True, prefix=True, sent=(False, True))
@@ -267,18 +253,19 @@ def test_a_reset_puts_an_allocator_without_a_manager_right(plain: Backend) -> No
     assert allocator.claim(4).tolist() == [1, 2, 3, 4]
 
 
-def test_close_of_a_broken_manager_ends_its_threads_and_writes_nothing(plain: Backend) -> None:
-    scene = Scene("redirect")
-    scene.settled().turn(whole(11))
-    written = dict(scene.store.records)
-    interrupted(scene.mem, [scene.idle])
-    scene.mem.close()
-    assert scene.store.records == written
+@pytest.mark.script
+def test_close_of_a_broken_manager_ends_its_threads_and_writes_nothing() -> None:
+    at = Busy()
+    at.play.turn(whole(11))
+    written = dict(at.play.machine.lower.store.records)
+    interrupted(at.mem, [at.idle])
+    at.mem.close()
+    assert at.play.machine.lower.store.records == written
     with pytest.raises(ms.Broken):
-        scene.mem.admit([ms.Request("a")])
-    scene.mem.recover(scene.by_id.tolist())
+        at.mem.admit([ms.Request("a")])
+    at.mem.recover()
     with pytest.raises(ms.ConfigurationError, match="closed"):
-        scene.mem.prefetch([*C, 1])
+        at.mem.prefetch([*whole(3), 1])
 
 
 def test_work_whose_job_was_lost_never_begins_after_a_drain() -> None:
@@ -420,10 +407,34 @@ def test_a_close_that_was_interrupted_can_be_repeated(plain: Backend) -> None:
     assert closed.call_count == 2
 
 
+class Busy:
+    """A manager with cached prompts, two sessions, a snapshot and three rows, of which one runs a turn."""
+
+    def __init__(self) -> None:
+        play = self.play = Play(
+            Backend("reference", "cpu"), strategy="redirect", prefix=True, tiered=True, storing=True, host_slots=12,
+            host_pages=40, rows=8, slots=30, page_size=4,
+        )  # fmt: skip
+        self.mem, self.cache, self.caches = play.mem, play.mem.prefix, play.machine.lower.caches
+        self.chat, self.talk = play.open("chat", "talk")
+        for text, session in ((whole(1), None), (whole(2), None), (whole(4), self.chat), (whole(5), self.talk)):
+            play.turn(text, session)
+        play.drain()
+        (maker,) = play.admit(whole(6))
+        play.run(maker, whole(6))
+        (self.kept,) = play.end(maker, how="publish")
+        self.idle, self.first = play.admit(whole(7), [*whole(1), 5, 6, 7])
+        (self.talker,) = play.admit([*whole(5), 1, 2], sessions=[self.talk])
+        play.extend(self.idle, 8)
+        for row, more in ((self.first, 5), (self.talker, 1)):
+            play.run(row, [*self.play.machine.handles[row].prompt[:-1], *range(more)])
+        play.submit()
+
+
 class Planted:
     """A manager with requests, and its tables. A test makes one count wrong, as an interrupted call could."""
 
-    def __init__(self, at: Scene) -> None:
+    def __init__(self, at: Busy) -> None:
         self.at, self.mem, self.cache = at, at.mem, at.cache
         self.node = next(node for _, node in at.cache.tree.walk() if node.snapshot)
         self.pages, self.holders, self.table = owners.kv_pages(at.mem), owners.holdings(at.mem), owners.table(at.mem)
@@ -469,17 +480,15 @@ PLANTS: dict[str, Callable[[Planted], object]] = {
 }
 
 
+@pytest.mark.script
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("what", PLANTS)
 def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:
-    scene = Scene("redirect")
-    scene.settled()
-    scene.work()
-    scene.mem.pool.release(scene.by_id)
-    scene.mem.audit().raise_if_leaking()
-    scene.mem.device.check()
-    PLANTS[what](Planted(scene))
-    report = scene.mem.audit()
+    at = Busy()
+    at.mem.audit().raise_if_leaking()
+    at.mem.device.check()
+    PLANTS[what](Planted(at))
+    report = at.mem.audit()
     assert not report.clean and any(what in text for text in report.miscounts), report.miscounts
     with pytest.raises(ms.LeakFound, match=what):
         report.raise_if_leaking()

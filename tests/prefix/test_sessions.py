@@ -147,7 +147,10 @@ def test_S13_both_go_on_from_one_state_and_neither_sees_what_the_other_says(play
     play.turn([*first, 50, 51, 52, 53, 1], one)
 
 
-@script(**KINDS, at=("in one call", "one by one"))
+BEGUN = ({"strategy": "redirect", "at": "one by one"}, *({"strategy": name, "at": "in one call"} for name in ALL))
+
+
+@script(overlap=True, **CACHES, of=BEGUN)
 def test_S13_turns_of_all_forks_begin_together(play: Play) -> None:
     (a,) = play.open("a")
     play.turn(T[:9], a)

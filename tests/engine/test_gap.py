@@ -32,7 +32,7 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(play: Pla
     call()
     play.launch(step)
     play.step([b])
-    play.reached(zeroed=...)
+    play.reached("zeroed")
 
 
 @script(strategy="redirect", how=("plan", "settle", "cancel", "tell"), overlap=(False, True), slots=2, case=BARE)
@@ -104,7 +104,7 @@ def test_B36b_a_step_is_not_cancelled_once_what_it_computes_was_published(play: 
     play.settle()
     play.publish(b, handles=True)
     play.cancel(second)  # nothing that this step computes was published
-    play.reached("InvalidArgument", published=...)
+    play.reached("InvalidArgument", "published")
 
 
 @script(strategy="redirect", overlap=True, pages=20, page_size=4, pages_per_row=8)
@@ -135,7 +135,7 @@ def test_B31_a_snapshot_published_in_the_gap_is_used_behind_the_forward(play: Pl
     play.submit()
     play.launch(step)
     play.step([a, b, c])
-    play.reached(published=...)
+    play.reached("published")
 
 
 @script(strategy="redirect", call=CALLS, overlap=True, slots=2, case=BARE)

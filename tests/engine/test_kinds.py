@@ -30,7 +30,7 @@ def test_B81_the_memory_of_a_row_is_fresh_follows_forks_and_is_not_published(pla
     play.end(b, how="release")
     play.end(a, c)
     play.step(play.admit([*T[:8], 99], [5]))
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 @script(strategy="redirect", rows=1, overlap=True, case=KINDS)
@@ -68,7 +68,7 @@ def test_B80_lengths_of_kept_states_keep_to_the_grid(play: Play) -> None:
     (c,) = play.admit(None, length=6)
     play.step([c], 6)  # 6 fills whole pages, but is no multiple of 4
     play.end(c, how="publish")
-    play.reached(hit_tokens=..., published=...)
+    play.reached("hit_tokens", "published")
 
 
 @script(strategy=ALL[1:], prefix=True, page_size=1, grid=1, case=KINDS)
@@ -76,7 +76,7 @@ def test_B80_sessions_keep_to_the_grid(play: Play) -> None:
     (talk,) = play.open("talk")
     for length in (6, 8, 9):
         play.turn(T[:length], talk)
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 def test_counts_of_a_step_with_and_without_rows(backend: Backend) -> None:

@@ -24,7 +24,7 @@ def test_B53_admission_and_match_find_what_its_own_salt_has(play: Play) -> None:
         for asked in (other, mine):
             play.match(T[:9], asked)
             play.turn(T[:9], salt=asked, how="release")
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 @script(of=SALTS, how=("end", "publish", "cancel"), strategy="redirect", prefix=True, page_size=4, every=8)
@@ -39,7 +39,7 @@ def test_B53_what_a_row_leaves_goes_under_its_salt(play: Play) -> None:
     for salt in (other, mine):
         play.match(T[:9], salt)
         play.turn(T[:12], salt=salt, how="release")
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 @script(of=SALTS, strategy="redirect", page_size=4, every=8, prefix=(False, True))
@@ -70,7 +70,7 @@ def test_B53_what_recover_keeps_stays_under_its_salt(play: Play) -> None:
         play.match(T[:9], salt)
         play.turn(T[:16], talk, salt=salt)
         play.turn(T[:9], salt=salt)
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 @two_tenants

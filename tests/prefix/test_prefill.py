@@ -64,7 +64,7 @@ def test_M15_the_same_prompt_of_whole_pages_hits_all_but_its_last_page(play: Pla
     longer = [[*T[:24], 60 + n, 61] for n in range(3)]
     for text in (T[:24], T[:24], T[:24], *longer):
         play.turn([*text, 90], prompt=len(text), most=1000)
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 LONG = {"every": 256, "prefix": True, "page_size": 64, "pages": 0, "pages_per_row": 0, "slots": 12, "grid": 64}
@@ -93,7 +93,7 @@ def test_M21_the_next_turn_starts_at_the_newest_state_of_whole_pages(play: Play)
     said = [*T[:30], *range(60, 81)]
     play.turn(said, prompt=30)
     play.turn([*said, 5, 6])
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 PROMPTS = ({"length": 300, "most": 1000}, {"length": 63, "most": 1000, "page_size": 4},
@@ -119,7 +119,7 @@ def test_M5_no_mark_is_found_before_its_step_is_settled(play: Play) -> None:
     flight = play.step([row], 23, run=False)
     play.match(T[:40])
     (other,) = play.admit([*T[:36], 1])  # not from a state of a step that may never run
-    play.reached(marked=flight.step.marked, hit_tokens=...)
+    play.reached("hit_tokens", marked=flight.step.marked)
     play.cancel(flight, how="told")
     play.match(T[:40])
     play.run(other, [*T[:36], 1])
@@ -224,7 +224,7 @@ def test_M8_marks_without_a_slot_are_given_up_and_counted(play: Play) -> None:
     """Lengths that the request names get slots first, then the prompt's end."""
     (row,) = play.admit(T[:30], snapshot_at=[12])
     play.run(row, T[:30], most=30, obey=False)
-    play.reached(refused=...)
+    play.reached("refused")
     play.publish(row)
     play.run(row, T[:31])
     play.end(row)
@@ -234,7 +234,7 @@ def test_M8_marks_without_a_slot_are_given_up_and_counted(play: Play) -> None:
 def test_M9_marks_leave_the_reserve(play: Play) -> None:
     (row,) = play.admit(T[:23])
     play.run(row, T[:23], most=23, obey=False)
-    play.reached(refused=..., left=play.mem.free_slots)
+    play.reached("refused", left=play.mem.free_slots)
 
 
 # Other calls with marks

@@ -34,7 +34,7 @@ def test_B42_of_the_same_key_inserted_twice_one_state_stays(play: Play) -> None:
         play.run(row, T[:8])
     for ended in [rows] if play.at == "together" else [rows[:1], rows[1:]]:
         play.end(*ended)
-    play.reached(duplicates=...)
+    play.reached("duplicates")
     play.turn(T[:10])
 
 
@@ -43,7 +43,7 @@ def test_B42_of_two_that_publish_the_same_on_their_way_one_gives_its_slot_back(p
     rows = play.admit(T[:1], T[:1])
     for row in rows:
         play.run(row, T[:15], publish=True)
-    play.reached(duplicates=...)
+    play.reached("duplicates")
 
 
 @script(strategy=ALL, **HERE)
@@ -63,7 +63,7 @@ def test_B44_a_tombstone_is_revived(play: Play) -> None:
     play.turn(T[:8])
     play.match(T[:10])
     play.turn(T[:9])
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 @script(strategy="redirect", **HERE)
@@ -78,7 +78,7 @@ def test_B45_a_leaf_that_loses_its_kv_loses_its_state(play: Play) -> None:
 def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(play: Play) -> None:
     fill(play, X, Y)
     (row,) = play.admit([*X[:8], 1])
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
     bad = ([row, row], [ms.Row(row.index, row.generation - 1)], ["row"])
     for rows in bad:
         play.refuses(ms.MemstateError, lambda rows=rows: play.mem.plan(rows))
@@ -196,7 +196,7 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(play: Play
         play.extend(row, length)
     play.admit([*X[:8], *range(3)])  # this row shares two pages, which its lease keeps
     play.extend(row, 32)
-    play.reached("OutOfPages", evicted_pages=...)
+    play.reached("OutOfPages", "evicted_pages")
 
 
 @script(strategy="redirect", **HERE)
@@ -225,7 +225,7 @@ def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(play: Play) -> 
     fill(play, X, Y, Z)
     (row,) = play.admit([9] * 3)
     play.run(row, [9] * 18)
-    play.reached(evicted_states=..., snapshots=...)
+    play.reached("evicted_states", "snapshots")
     play.end(row)
 
 
@@ -236,7 +236,7 @@ def test_B24b_nothing_cached_goes_where_that_is_not_wanted(play: Play) -> None:
     while play.mem.info(row).length < 17:
         play.step([row], 1 if play.mem.info(row).length else 7, limit=0 if play.settings.evict else 5)
     play.land()
-    play.reached(refused_claims=...)
+    play.reached("refused_claims")
 
 
 @pytest.mark.script
@@ -340,7 +340,7 @@ def test_B51_every_length_around_pages_chunks_and_boundaries(play: Play) -> None
         for goal in (1, 2):
             play.match(T[:length])
             play.turn(T[: length + goal], prompt=length, most=6)
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
 
 
 @script(strategy=ALL, overlap=(False, True), **ALIKE, slots=20)
@@ -349,7 +349,7 @@ def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(play:
     play.turn(T[:16])
     texts = [[*T[:16], 1, 2, 3], T[:11], T[:11], [n + 1 for n in T[:23]], [*T[:16], 4]]
     rows = play.admit(*texts)
-    play.reached(hit_tokens=...)
+    play.reached("hit_tokens")
     play.run_all(rows, texts, most=6)
     play.end(*rows)
 

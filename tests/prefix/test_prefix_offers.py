@@ -39,7 +39,7 @@ def test_states_that_a_policy_offers_twice_or_not_at_all_make_way_oldest_first(p
     for prompt in prompts:
         play.match([*prompt, 1])
     rows = play.admit(None, None)
-    play.reached(evicted_states=...)
+    play.reached("evicted_states")
     play.end(*rows, how="release")
     for prompt in prompts:
         play.match([*prompt, 1])
@@ -61,7 +61,7 @@ def test_leaves_that_a_policy_does_not_offer_are_room(play: Play) -> None:
     fill(play, T[:16], OTHER)
     play.evict(pages=2)
     play.admit(None, length=32)
-    play.reached(evicted_pages=...)
+    play.reached("evicted_pages")
 
 
 @script(**SIZES)

@@ -150,6 +150,19 @@ def test_S13_both_go_on_from_one_state_and_neither_sees_what_the_other_says(play
 BEGUN = ({"strategy": "redirect", "at": "one by one"}, *({"strategy": name, "at": "in one call"} for name in ALL))
 
 
+@script(strategy=ALL, overlap=True, prefix=(False, True))
+def test_S13_forks_outlive_a_recovery(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:9], a)
+    twin = play.fork_session(a)
+    play.admit(T)
+    play.recover()
+    kept = [one for talk in play.model.talks for one in talk.kept]
+    play.turn([*T[:9], 50, 51], twin)
+    play.turn([*T[:9], 60, 61], a)
+    play.reached(kept=kept)
+
+
 @script(overlap=True, **CACHES, of=BEGUN)
 def test_S13_turns_of_all_forks_begin_together(play: Play) -> None:
     (a,) = play.open("a")

@@ -202,7 +202,7 @@ def test_M1_a_kept_live_state_is_near_the_lengths_after_it(play: Play) -> None:
     play.step([row], 8)
     play.step([row], 5)
     play.publish(row, handles=True)
-    play.reached(published=...)
+    play.reached("published")
 
 
 @script(strategy=ALL, handles=(False, True), overlap=True, prefix=True, grid=1)
@@ -217,4 +217,4 @@ def test_M18_states_at_marks_are_published_up_to_the_last_real_one(play: Play) -
     play.publish(row, handles=play.handles)
     play.settle()
     play.end(row)
-    play.reached(published=...)
+    play.reached("published")

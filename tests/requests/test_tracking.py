@@ -51,7 +51,7 @@ def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(play: Play) -
     play.drop(snap)
     for row in rows:
         play.step([row])
-    play.reached("StaleHandle", zeroed=...)
+    play.reached("StaleHandle", "zeroed")
 
 
 @script(strategy=TRACKING, overlap=(False, True), slots=12, rows=2, case=BARE)
@@ -59,7 +59,7 @@ def test_B21_B23_lanes_are_claimed_at_boundaries_and_given_back(play: Play) -> N
     rows = play.admit(None, None)
     for _ in range(17):
         play.step(rows)
-    play.reached(snapshots=...)
+    play.reached("snapshots")
 
 
 @script(strategy="ping-pong", lane_count=2, case=BARE)
@@ -67,7 +67,7 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(play: Pla
     (row,) = play.admit(None)
     for _ in range(17):
         play.step([row])
-    play.reached(snapshots=...)
+    play.reached("snapshots")
 
 
 @script(strategy=TRACKING, slots=16, rows=2, overlap=True, case=BARE)
@@ -76,7 +76,7 @@ def test_B26_overlap_loses_nothing_and_overwrites_nothing_published(play: Play) 
     for _ in range(17):
         play.step(rows)
         play.publish(*rows, handles=True)
-    play.reached(published=...)
+    play.reached("published")
 
 
 @script(strategy=ALL, overlap=True, tokens=(2, 6, 7), late=(False, True), case=BARE)
@@ -118,7 +118,7 @@ def test_B29a_a_wanted_length_is_a_boundary_once(play: Play) -> None:
     for _ in range(9):
         play.step([row])
         play.publish(row, handles=True)
-    play.reached(snapshots=..., published=...)
+    play.reached("snapshots", "published")
 
 
 @script(dead=(False, True), strategy="lazy", overlap=True, slots=2, case=BARE)
@@ -149,7 +149,7 @@ def test_B31_the_cache_gets_the_tracked_slot_and_the_row_goes_on_with_another(pl
     play.publish(row, handles=True, strict=True)
     play.publish(row, handles=True)
     play.run(row, T[:9])
-    play.reached("InvalidArgument", published=...)
+    play.reached("InvalidArgument", "published")
 
 
 @script(strategy=TRACKING, in_place=(False, True), overlap=(False, True), case=BARE)
@@ -159,7 +159,7 @@ def test_B32_B36_a_snapshot_costs_one_copy_in_place_and_none_under_redirect(play
         play.step([a, None, b])
     play.land()
     play.publish(a, b, handles=True)
-    play.reached(snapshots=...)
+    play.reached("snapshots")
 
 
 @script(strategy=TRACKING, every=8, case=((6, 4), (6, 1), (8, 1)))
@@ -189,7 +189,7 @@ def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(play: Play) -> Non
     (again,) = play.admit(None, resume=snap)
     for _ in range(5):
         play.step([again])
-    play.reached(snapshots=...)
+    play.reached("snapshots")
 
 
 @script(strategy=ALL, overlap=(False, True), tokens=(6, 7, 8), case=BARE)
@@ -223,7 +223,7 @@ def test_T9_a_lane_of_a_late_step_is_nobody_elses_before_its_forward(play: Play)
     play.launch(late)
     play.settle()
     play.step(others)
-    play.reached(published=...)
+    play.reached("published")
 
 
 @script(strategy=("lazy", "redirect"), overwrite=False, dropped=(False, True), slots=9, rows=8, case=BARE)
@@ -238,7 +238,7 @@ def test_B24_boundaries_proceed_whose_shortfall_was_dropped(play: Play) -> None:
     play.drop(*snaps[: play.mem.shortfall(rows) if play.dropped else 0])
     play.lacks(rows)
     play.step(rows)
-    play.reached("OutOfSlots", **{"snapshots" if play.dropped else "refused_claims": ...})
+    play.reached("OutOfSlots", "snapshots" if play.dropped else "refused_claims")
 
 
 CONFIGURATIONS: dict[str, tuple[Callable[[], ms.Tracking], dict[str, int]]] = {

@@ -38,4 +38,4 @@ def test_M20_a_row_that_decodes_supersedes_the_last_state_that_it_left(play: Pla
     play.match(OTHER)
     play.match(T)
     play.end(row)
-    play.reached(evicted_states=...)
+    play.reached("evicted_states")

@@ -602,7 +602,7 @@ class Play:
         there = {name: getattr(self.model, name) for name in FIGURES} | dict(self.model.figures)
         if below := self.model.below:
             there |= below.figures | below.counts | below.flaws | {"thinned": sum(one.evicted for one in below.shelves)}
-        there |= dict(self.machine.errors) | {name: n for name, n in counts.items() if n is not ...}
+        there |= dict(self.machine.errors) | counts
         missed = [name for name in (*names, *counts) if not there.get(name)]
         with self.explained():
             assert not missed, f"the script does not reach {missed}: { ({name: n for name, n in there.items() if n}) }"

@@ -8,7 +8,7 @@ from tests.proof.stateful.script import ALL, Play, script
 from tests.support.planes import every_strategy
 from tests.support.tiered import Tiered, settle, whole
 
-CALLS = ("submit", "check", "audit", "inspect", "poll")  # calls that send a packet or look at the device
+CALLS = ("submit", "check", "audit", "picture", "poll")  # calls that send a packet or look at the device
 BARE = {"pages": 0, "page_size": 1, "pages_per_row": 0}  # the engine keeps the KV
 
 
@@ -16,7 +16,7 @@ def given_up(play: Play, *more: None) -> tuple[object, list[object]]:
     """Returns an open step whose only row was ended after the plan, and further rows, which are in no step."""
     a, *others = play.admit(None, *more)
     step = play.step([a], run=False)
-    play.end_open(a)
+    play.end(a, how="release", land=False)
     return step, others
 
 
@@ -28,7 +28,7 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(play: Pla
     b, c = play.admit(None, None)
     play.read_slots(b, c)
     call()
-    play.end_open(c)
+    play.end(c, how="release", land=False)
     call()
     play.launch(step)
     play.step([b])
@@ -55,7 +55,7 @@ def test_G1_an_older_step_that_is_settled_says_nothing_of_the_newest(play: Play)
     first = play.step([a])
     second = play.step([a], run=False)
     play.settle([a])
-    play.end_open(a)
+    play.end(a, how="release", land=False)
     play.submit()
     play.refuses(ms.StaleHandle, lambda: play.mem.submit(first.step))
     play.launch(second, tell=True)
@@ -72,7 +72,7 @@ def test_G1_a_slot_that_is_not_waited_for_is_read_back_at_once(play: Play) -> No
     a, b = play.admit(None, None)
     step = play.step([a], run=False)
     play.read_slots(a, b)
-    play.end_open(b)
+    play.end(b, how="release", land=False)
     play.submit()
     play.launch(step)
 

@@ -37,7 +37,7 @@ def test_B81_the_memory_of_a_row_is_fresh_follows_forks_and_is_not_published(pla
 def test_B81_a_row_that_a_coming_forward_uses_is_fresh_only_after_it(play: Play) -> None:
     (a,) = play.admit(None)
     step = play.step([a], run=False)
-    play.end_open(a)
+    play.end(a, how="release", land=False)
     (b,) = play.admit(None)
     play.launch(step)
     play.step([b])

@@ -112,8 +112,8 @@ def test_M18_recover_keeps_what_no_unsent_change_touches(play: Play) -> None:
     (c,) = play.admit([8, *T])
     play.run(c, [8, *T[:7]])
     step = play.step([a], run=False)
-    play.end_open(a)
-    play.end_open(c, how="told")
+    play.end(a, how="release", land=False)
+    play.end(c, how="told", land=False)
     if play.sent:
         play.launch(step, tell=True)
     play.recover(ids[:1])

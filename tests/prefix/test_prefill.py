@@ -152,12 +152,12 @@ def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(play: Play) -> None:
     play.drop(kept)
 
 
-@script(strategy="redirect", **CACHED, placed=8, told=(False, True))
+@script(strategy="redirect", **CACHED, placed=8)
 def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(play: Play) -> None:
     """Publishes a state between forward and settle, and evicts it after settle; the row still reads it (Redirect)."""
     (row,) = play.admit(T[:20])
     flight = play.step([row], 8, run=False)
-    play.launch(flight, tell=True)
+    play.launch(flight)
     play.publish(row)
     play.settle()
     play.evict(states=9)

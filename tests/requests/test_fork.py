@@ -147,7 +147,7 @@ def test_B17_rows_that_cannot_be_forked_or_ended_are_refused(play: Play) -> None
 def test_B31_a_state_arrives_in_a_row_whose_last_request_is_in_a_step(play: Play) -> None:
     (row,) = play.admit(None)
     play.launch(play.step([row], run=False), tell=True)
-    play.end_open(row)
+    play.end(row, how="release", land=False)
     (again,) = play.admit(None)
     play.arrive([again], [3])
     play.settle()

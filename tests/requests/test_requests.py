@@ -88,7 +88,7 @@ def test_B12a_the_null_row_stays_zero_through_every_table(play: Play) -> None:
 def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(play: Play) -> None:
     rows = play.admit(*[None] * 3, length=4, snapshot_at=[4])
     play.step(rows, 4)
-    snaps = play.end_open(rows[0], how="publish")
+    snaps = play.end(rows[0], how="publish", land=False)
     play.step([None, rows[1]], run=False)
     play.claim(1)
     play.reset()

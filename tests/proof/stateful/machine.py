@@ -1,7 +1,7 @@
 """Drives a manager beside its model: draws arguments, says which errors a call may raise, and compares both sides."""
 
 from array import array
-from collections import Counter, deque
+from collections import Counter, deque, namedtuple
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -52,6 +52,13 @@ class Foreign:
     rows: tuple[ms.Row, ...]
     snapshot: ms.Snapshot
     step: ms.Step
+
+
+# What comparisons show by name. A node has its tokens and pages from the root on.
+Node = namedtuple("Node", "salt tokens pages register length evicted leases")
+Held = namedtuple("Held", "tokens registers pages row")
+Listed = namedtuple("Listed", "id running closing tokens states pages priority age idle ttl parted")
+Published = namedtuple("Published", "register length pages")
 
 
 @cache
@@ -266,24 +273,24 @@ class Machine:
         users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
-            h.id: (s.prompt.key, [one.register for one in s.kept], list(s.pages), s.row)
+            h.id: Held(s.prompt.key, [one.register for one in s.kept], list(s.pages), s.row)
             for h, s in owners.sessions(mem).opened.items()
         }
         self._same("sessions", kept, {
-            talk.name: (encoded(talk.text), [one.register for one in talk.kept], talk.pages, talk.row.number if talk.row
-                        else 0) for talk in model.talks})  # fmt: skip
+            talk.name: Held(encoded(talk.text), [one.register for one in talk.kept], talk.pages,
+                            talk.row.number if talk.row else 0) for talk in model.talks})  # fmt: skip
         self._same("listed sessions", [
-            (one.session.id, one.running, one.closing, one.tokens, one.states, one.pages, one.priority, one.age,
+            Listed(one.session.id, one.running, one.closing, one.tokens, one.states, one.pages, one.priority, one.age,
              one.idle, one.ttl, one.parted) for one in mem.sessions.infos()
         ], [
-            (talk.name, bool(talk.row), talk.closing, talk.kept[0].length if talk.kept else 0, len(talk.kept),
+            Listed(talk.name, bool(talk.row), talk.closing, talk.kept[0].length if talk.kept else 0, len(talk.kept),
              len(talk.pages), talk.priority, model.seconds - talk.opened,
              0 if talk.row else model.seconds - talk.since, talk.ttl, talk.parted) for talk in model.talks
         ])  # fmt: skip
         if mem.prefix is not None:
             told = sorted(
-                (*self.place_of(one), one.pages, *((one.state.register,
-                 one.state.length) if one.state else (0, 0)), one.evicted, model.leased(one)) for one in model.entries
+                Node(*self.place_of(one), one.pages, *((one.state.register, one.state.length) if one.state else (0, 0)),
+                     one.evicted, model.leased(one)) for one in model.entries
             )  # fmt: skip
             self._same("cache", _nodes(mem.prefix), told)
             self._same("superseded states", mem.prefix.superseded_states, model.superseded_states)
@@ -341,8 +348,8 @@ class Machine:
             self.gone.append(row)
 
     def note_snaps(self, snaps: Collection[ms.Snapshot | None], kept: Collection[Kept | None]) -> None:
-        seen = [snap and (snap.register, snap.length, snap.pages) for snap in snaps]
-        self._same("snapshots", seen, [one and (one.register, one.length, one.pages) for one in kept])
+        seen = [snap and Published(snap.register, snap.length, snap.pages) for snap in snaps]
+        self._same("snapshots", seen, [one and Published(one.register, one.length, one.pages) for one in kept])
         for snap, one in zip(snaps, kept, strict=True):
             if snap and one:
                 (self.cached if one.owner == "cached" else self.snaps)[snap] = one
@@ -620,7 +627,7 @@ def placed(cache: ms.prefix.PrefixCache) -> Iterator[tuple[tuple[str, bytes], An
         yield (repr(salt), whole[node]), node
 
 
-def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
+def _nodes(cache: ms.prefix.PrefixCache) -> list[Node]:
     """Returns the nodes of the tree of the cache, each with its tokens and pages from the root on."""
     whole: dict[object, tuple[bytes, list[int]]] = {}
     nodes = []
@@ -629,7 +636,7 @@ def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
         whole[node] = key + node.key, [*pages, *node.pages]
         state = node.snapshot
         at = state.register if state else 0, state.length if state else 0
-        nodes.append((repr(salt), *whole[node], *at, node.evicted, node.leases))
+        nodes.append(Node(repr(salt), *whole[node], *at, node.evicted, node.leases))
     return sorted(nodes)
 
 

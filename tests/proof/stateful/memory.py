@@ -70,8 +70,17 @@ def _difference(seen: object, told: object, named: Callable[[Any], object]) -> s
     elif isinstance(seen, list) and isinstance(told, list) and len(seen) == len(told):
         parts = [(at, a, b) for at, (a, b) in enumerate(zip(seen, told, strict=True)) if a != b]
     else:
-        return f"{seen}, expected {told}"
-    return "; ".join(f"[{named(at)}] {a}, expected {b}" for at, a, b in parts)
+        return _pair(seen, told)
+    return "; ".join(f"[{named(at)}] {_pair(a, b)}" for at, a, b in parts)
+
+
+def _pair(seen: Any, told: Any) -> str:
+    """Says how two values differ: in which fields, if they have some. Tokens in bytes are shown as numbers."""
+    if type(seen) is type(told) and hasattr(seen, "_fields"):
+        pairs = zip(seen._fields, seen, told, strict=True)
+        return ", ".join(f"{name} {_pair(a, b)}" for name, a, b in pairs if a != b)
+    shown = [np.frombuffer(one, np.int64).tolist() if isinstance(one, bytes) else one for one in (seen, told)]
+    return f"{shown[0]}, expected {shown[1]}"
 
 
 class Block(NamedTuple):

@@ -764,10 +764,20 @@ class Operations(Machine):
         """Compares lengths of unsettled steps, as far as the host knows them, and labels, which it always knows."""
         for flight in self.flights:
             step, entries = flight.step, flight.planned.entries
-            self._same("before", step.before.tolist(), [entry.before - entry.more for entry in entries])
-            self._same("after", step.after.tolist(), [entry.after - entry.more for entry in entries])
+            self._same(
+                "lengths of rows before the step",
+                step.before.tolist(),
+                [entry.before - entry.more for entry in entries],
+            )
+            self._same(
+                "lengths of rows after the step", step.after.tolist(), [entry.after - entry.more for entry in entries]
+            )
             if self.settings.tail:
-                self._same("label", step.label.tolist(), [entry.tail.label for entry in entries])
+                self._same(
+                    "lengths of the states that the step reads",
+                    step.label.tolist(),
+                    [entry.tail.label for entry in entries],
+                )
 
     def cancel(self, d: Digits) -> None:
         """Cancels the newest step: the last planned one, or one that it plans now, perhaps followed by a settle.

@@ -58,10 +58,13 @@ def verb(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(play, *args, **more)
         given = [*map(_short, args), *(f"{name}={_short(value)}" for name, value in more.items())]
         play.calls.append(f"{call.__name__}({', '.join(given)})")
-        with play.explained():
+        play.inside = True
+        try:
             answer = call(play, *args, **more)
             play.machine.look()
             play.machine.look_at_launches()
+        finally:
+            play.inside = False
         return answer
 
     return made
@@ -87,10 +90,10 @@ class Play:
     `@script(at=("admit", "poll"))`, `play.at` is "admit" or "poll".
 
     Example:
-        >>> play = Play(Backend("reference", torch.device("cpu")), strategy="lazy")
+        >>> play = Play(Backend("reference", "cpu"), strategy="lazy")
         >>> (row,) = play.admit([1, 2, 3])
         >>> play.run(row, [1, 2, 3, 4, 5])
-        >>> play.end(row, how="release")
+        >>> _ = play.end(row)
         >>> play.finish()
     """
 
@@ -99,11 +102,11 @@ class Play:
     def __init__(self, backend: Backend, **axes: Any) -> None:
         given = dict(USUAL)
         for name, value in axes.items():
-            for key, one in value.items() if isinstance(value, Mapping) else [(name, value)]:
-                if key in Settings.__dataclass_fields__:
-                    given[key] = one
-                setattr(self, key, one)
-        self.settings = Settings(**given)
+            given |= value if isinstance(value, Mapping) else {name: value}
+        known = Settings.__dataclass_fields__
+        self._own = {name: value for name, value in given.items() if name not in known}
+        self._read = set[str]()
+        self.settings = Settings(**{name: value for name, value in given.items() if name in known})
         self.machine = self.driven(self.settings, Backend(backend.name, backend.device))
         self.mem, self.model = self.machine.mem, self.machine.model
         self.calls: list[str] = []
@@ -111,19 +114,24 @@ class Play:
         self._names = map("r{}".format, count(1))
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name!r}: neither a verb nor an axis of this script")
+        if name in Settings.__dataclass_fields__:
+            return getattr(self.settings, name)
+        if name not in vars(self).get("_own", ()):
+            raise AttributeError(f"{name!r}: neither a verb nor an axis of this script")
+        self._read.add(name)
+        return self._own[name]
 
     @contextmanager
     def explained(self) -> Any:
-        """Adds settings and calls to an exception that leaves the block."""
-        self.inside = True
+        """Adds settings, calls and refusals to an exception that leaves the block."""
         try:
             yield
         except Exception as error:
-            error.add_note(f"{self.settings}\n" + "\n".join(f"{n}. {one}" for n, one in enumerate(self.calls, 1)))
+            if not hasattr(error, "__notes__"):
+                calls = [f"{n}. {one}" for n, one in enumerate(self.calls, 1)]
+                errors = [f"refused so far: {dict(self.machine.errors)}"] if self.machine.errors else []
+                error.add_note("\n".join([str(self.settings), *calls, *errors]))
             raise
-        finally:
-            self.inside = False
 
     # Requests
 
@@ -246,24 +254,18 @@ class Play:
             self.land()
 
     @verb
-    def end(self, *rows: Any, how: str = "told", lengths: Any = None) -> list[Any]:
-        """Ends rows, and settles all steps. Returns handles of their snapshots, None for a row without one.
+    def end(self, *rows: Any, how: str = "told", lengths: Any = None, land: bool = True) -> list[Any]:
+        """Ends rows. Returns handles of their snapshots, None for a row without one.
 
         how: "told" gives them to the cache with their tokens, "publish" returns handles, "release" keeps nothing.
-        lengths: the largest length that each row may keep.
+        lengths: the largest length that each row may keep. land: whether it settles all steps.
         """
         machine = self.machine
         given = {"told": False, "publish": True}.get(how, False) if lengths is None else lengths
         before = set(machine.snaps)
         machine.end_as(PLAIN, list(rows), how, given)
-        self.land()
-        return [snap for snap in machine.snaps if snap not in before]
-
-    @verb
-    def end_open(self, *rows: Any, how: str = "release") -> list[Any]:
-        """Ends rows as `end` does, but settles no step."""
-        machine, before = self.machine, set(self.machine.snaps)
-        machine.end_as(PLAIN, list(rows), how, how == "publish")
+        if land:
+            self.land()
         return [snap for snap in machine.snaps if snap not in before]
 
     @verb
@@ -528,11 +530,6 @@ class Play:
         self.machine.release_ids(ids)
 
     @verb
-    def inspect(self) -> None:
-        """Compares an inspection."""
-        self.machine.snapshot(PLAIN)
-
-    @verb
     def submit(self) -> None:
         self.machine.submit(PLAIN)
 
@@ -604,15 +601,15 @@ class Play:
             there |= below.figures | below.counts | below.flaws | {"thinned": sum(one.evicted for one in below.shelves)}
         there |= dict(self.machine.errors) | counts
         missed = [name for name in (*names, *counts) if not there.get(name)]
-        with self.explained():
-            assert not missed, f"the script does not reach {missed}: { ({name: n for name, n in there.items() if n}) }"
+        assert not missed, f"the script does not reach {missed}: { ({name: n for name, n in there.items() if n}) }"
 
     def finish(self) -> None:
-        """Ends everything, and asserts that all slots and pages are free."""
+        """Ends everything, and asserts that all slots and pages are free, and that the script read its axes."""
         self.calls.append("finish()")
-        with self.explained():
-            self.land()
-            self.machine.close()
+        unread = sorted(self._own.keys() - self._read)
+        assert not unread, f"{unread}: neither settings nor axes that the script reads"
+        self.land()
+        self.machine.close()
 
 
 class Script(NamedTuple):
@@ -633,8 +630,9 @@ def script(**axes: Any) -> Callable[[Callable[[Play], None]], Callable[..., None
 
     def made(of: Callable[[Play], None]) -> Callable[..., None]:
         def run(play: Play) -> None:
-            of(play)
-            play.finish()
+            with play.explained():
+                of(play)
+                play.finish()
 
         @wraps(of)
         def test(backend: Backend, **case: Any) -> None:

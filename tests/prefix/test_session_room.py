@@ -228,6 +228,16 @@ def test_S15_a_session_that_runs_or_is_closed_is_refused_by_name(play: Play) -> 
     play.refuses(ms.InvalidArgument, call("a"), "is no session")
 
 
+@script(strategy=ALL, overlap=(False, True), prefix=True)
+def test_S16_another_request_starts_from_what_a_session_at_rest_has_given_up(play: Play) -> None:
+    (a,) = play.open("a")
+    play.turn(T[:8], a, prompt=1)
+    play.rest(a)
+    play.turn([*T[:8], 50, 51])
+    play.reached("hit_tokens")
+    play.turn(T[:12], a)
+
+
 @script(strategy=ALL, overlap=False, prefix=True, waiting=(False, True))
 def test_S16_a_session_rests_in_the_cache_and_goes_on_from_there(play: Play) -> None:
     """A rest does not count as making way; a second rest finds nothing."""

@@ -68,6 +68,13 @@ def test_an_error_of_a_call_is_explained_too() -> None:
     assert failure(of)[-1] == "1. admit(5)"
 
 
+def test_contributing_shows_a_script_and_a_mutant_of_the_project() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    shown = [block for block in text.split("```") if "@script(" in block or "| memstate/" in block]
+    there = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.*") if path.suffix in (".py", ".txt"))
+    assert [block.removeprefix("python").strip() in there for block in shown] == [True, True]
+
+
 def test_each_script_has_the_number_of_a_behaviour_or_kills_a_mutant() -> None:
     killers = {mutant.killer.partition("[")[0] for mutant in MUTANTS}
     bare = [

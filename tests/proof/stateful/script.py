@@ -254,22 +254,24 @@ class Play:
             self.land()
 
     @verb
-    def end(self, *rows: Any, how: str = "told", lengths: Any = None, land: bool = True) -> list[Any]:
-        """Ends rows. Returns handles of their snapshots, None for a row without one.
+    def end(self, *rows: Any, how: str = "", lengths: Any = None, land: bool = True) -> list[Any]:
+        """Ends rows. Returns handles of their snapshots.
 
-        how: "told" gives them to the cache with their tokens, "publish" returns handles, "release" keeps nothing.
-        lengths: the largest length that each row may keep. land: whether it settles all steps.
+        how: "told" gives them with their tokens to the cache, and those of turns to their sessions; "publish" returns
+        handles; "release" keeps nothing; "": "told" if there is somebody to tell. lengths: the largest length that each
+        row may keep. land: whether it settles all steps.
         """
-        machine = self.machine
-        given = {"told": False, "publish": True}.get(how, False) if lengths is None else lengths
-        before = set(machine.snaps)
-        machine.end_as(PLAIN, list(rows), how, given)
+        machine, before = self.machine, set(self.machine.snaps)
+        turns = [row in machine.handles and machine.handles[row].talk for row in rows]
+        how = how or ("told" if self.settings.prefix or all(turns) else "release")
+        given = {"told": False, "publish": True, "release": False}[how]
+        machine.end_as(PLAIN, list(rows), how, given if lengths is None else lengths)
         if land:
             self.land()
         return [snap for snap in machine.snaps if snap not in before]
 
     @verb
-    def turn(self, text: Sequence[int], session: Any = None, prompt: int | None = None, how: str = "told",
+    def turn(self, text: Sequence[int], session: Any = None, prompt: int | None = None, how: str = "",
              **more: Any) -> None:  # fmt: skip
         """Runs a request from its admission to its end. prompt: number of tokens of `text` that the request names.
 

@@ -13,8 +13,8 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from tests.support import owners
 from tests.support.serving import Server
-from tests.support.tiered import Tiered, whole
-from tests.support.virtual import MemoryStore
+from tests.support.tiered_small import fetch, push_down, tiered, whole
+from tests.support.virtual import ByHand, MemoryStore
 
 CPU = Backend("reference")
 
@@ -181,39 +181,27 @@ def test_sessions_that_make_way_are_counted(told: Callable[[str], list[dict[str,
 
 
 def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], list[dict[str, Any]]]) -> None:
-    store = MemoryStore()
-    at = Tiered(CPU, slots=6, tiers={"store": store, "host_slots": 2})
+    """A prefetch that has not ended counts as late, also if its request names no tokens."""
+    store, prompts, jobs = MemoryStore(), [[*whole(n), 1] for n in (2, 3, 4)], ByHand()
     store.put = lambda names, buffers: (_ for _ in ()).throw(OSError("disk is full"))  # type: ignore[method-assign]
-    at.pass_down(whole(1))
-    at.below.settle()
-    at.mem.poll()
-    at.drain()
+    mem = tiered(tiers={"store": store})
+    push_down(mem, whole(1))
     failed = told("write failed")
     # one more line within a minute counts the rest
-    assert at.tiers.write_failed > sum(each["records"] for each in failed) > 0
+    assert mem.stats().tiers.write_failed > sum(each["records"] for each in failed) > 0
     assert {each["why"] for each in failed} == {"OSError('disk is full')"}
-    late = at.mem.prefetch([*whole(2), 1])
-    at.note([*whole(2), 1])
-    at.admit(ms.Request("a", tokens=[*whole(2), 1], fetch=late))
-    assert at.tiers.prefetch.late == len(told("prefetch late")) == (not late.done)
-    while not late.done:
-        at.mem.poll()
-    assert [each["outcome"] for each in told("prefetch ended")] == ["missed"]
-    over = at.fetch([*whole(3), 1])
-    at.admit(ms.Request("b", tokens=[*whole(3), 1], fetch=over))
-    assert at.tiers.prefetch.late == 1
-
-
-def test_a_prefetch_of_a_request_without_tokens_is_late_too() -> None:
-    """The request names only its prefetch, no tokens.
-
-    The prefetch still counts as late if it has not ended: the admission ends what ranks agreed on for it.
-    """
-    at = Tiered(CPU, slots=6, tiers={"store": MemoryStore(), "host_slots": 2})
-    fetch = at.mem.prefetch([*whole(2), 1])
-    open_still = not fetch.done
-    at.mem.end(at.mem.admit([ms.Request("a", fetch=fetch)]))
-    assert at.tiers.prefetch.late == open_still == 1
+    mem = tiered(tiers={"store": store, "executor": jobs})
+    late = [mem.prefetch(prompt) for prompt in prompts[:2]]
+    mem.admit([ms.Request("a", tokens=prompts[0], fetch=late[0]), ms.Request("b", fetch=late[1])])
+    assert mem.stats().tiers.prefetch.late == len(told("prefetch late")) == 2
+    for job in jobs.jobs:
+        assert job.begin()
+        job.finish()
+    mem.poll()
+    assert [each["outcome"] for each in told("prefetch ended")] == ["missed"] * 2
+    mem = tiered(tiers={"store": store})
+    mem.admit([ms.Request("c", tokens=prompts[2], fetch=fetch(mem, prompts[2]))])
+    assert mem.stats().tiers.prefetch.late == 0
 
 
 def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.CaptureFixture[str]) -> None:

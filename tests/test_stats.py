@@ -10,7 +10,6 @@ import pytest
 
 import memstate as ms
 from tests.support.planes import LAYOUT
-from tests.support.tiered import Tiered
 
 ABSENT = [
     ("prefix", "hit_tokens", "this manager has no prefix cache: build it with prefix=ms.Prefix()"),
@@ -28,13 +27,6 @@ def test_figures_of_what_a_manager_does_not_have_are_a_named_error(part: str, fi
         getattr(absent, figure)
     assert not absent and repr(absent) == f"No{part.capitalize()}()"
     assert not hasattr(absent, "no_such_figure") and not hasattr(absent, "_ipython_display_")
-
-
-def test_prefetches_of_tiers_without_storage_are_a_named_error() -> None:
-    figures = Tiered(ms.Backend("reference"), slots=2).tiers
-    assert figures and not figures.prefetch
-    with pytest.raises(ms.ConfigurationError, match=r"in_flight: .* ms\.Tiers\(store=\)"):
-        _ = figures.prefetch.in_flight
 
 
 def test_figures_with_absent_parts_are_copied_compared_and_shown_as_nothing() -> None:

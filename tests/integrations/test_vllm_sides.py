@@ -25,8 +25,7 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
-from tests.support.tenants import AtOnce
-from tests.support.virtual import MemoryStore
+from tests.support.virtual import AtOnce, MemoryStore
 
 SIZE, BYTES, BLOCKS = 4, 48, 12
 

@@ -11,7 +11,7 @@ from memstate.testing import Clock, MemoryStore
 from memstate.tiers.prefetch.agreement import Words
 from memstate.tiers.workers import Job as Handed
 
-__all__ = ["ByHand", "Clock", "Job", "MemoryStore", "Together", "Workers"]
+__all__ = ["AtOnce", "ByHand", "Clock", "Job", "MemoryStore", "Together", "Workers"]
 
 
 @dataclass(eq=False)
@@ -43,6 +43,19 @@ class Job:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
+
+
+class AtOnce(Executor):
+    """An executor that runs each job at once, within `submit`."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class ByHand(Executor):

@@ -13,7 +13,7 @@ from memstate.tiers import Prefetch, Tiers
 from memstate.tiers.host.pool import RecordPool
 from tests.support.build import build
 from tests.support.planes import LAYOUT
-from tests.support.tiered import KV, Tiered, whole
+from tests.support.tiered_small import KV, tiered, whole
 
 pytestmark = pytest.mark.sample
 
@@ -38,12 +38,15 @@ def test_without_tiers_poll_does_nothing() -> None:
         mem.prefetch(ONE)
 
 
-def test_without_a_storage_there_is_nothing_to_fetch_from(plain: Backend) -> None:
-    at = Tiered(plain, slots=2)
-    for call in (at.mem.prefetch, at.below.ready, at.below.cancel):
+def test_without_a_storage_there_is_nothing_to_fetch_from() -> None:
+    mem = tiered()
+    for call in (mem.prefetch, mem.tiers.ready, mem.tiers.cancel):
         with pytest.raises(ms.ConfigurationError, match="store="):
             call(ONE)
-    assert not at.tiers.prefetch
+    figures = mem.stats().tiers
+    assert figures and not figures.prefetch
+    with pytest.raises(ms.ConfigurationError, match=r"in_flight: .* ms\.Tiers\(store=\)"):
+        _ = figures.prefetch.in_flight
 
 
 WHOLE_NUMBERS = [("host_slots", None), ("host_slots", 0), ("host_slots", 1.5), ("host_pages", True), ("host_pages", 0),

@@ -20,10 +20,9 @@ from tests.support.build import on
 from tests.support.demo_talks import demo
 from tests.support.planes import LAYOUT, I, Planes
 from tests.support.serving import Server
-from tests.support.tiered import T, Tiered, whole
-from tests.support.virtual import ByHand, MemoryStore
+from tests.support.tiered_small import CPU, T, tiered, turn, whole
+from tests.support.virtual import MemoryStore
 
-CPU = ms.Backend("reference")
 EVERYTHING = "seed={seed},claims=0.3,admissions=0.3,store_fails=0.3,store_late_s=0.0005,polls=0.4"
 
 
@@ -142,17 +141,16 @@ def test_a_refused_admission_changes_nothing_and_needs_another_request_that_runs
 
 
 def test_a_delayed_poll_moves_nothing(told: pytest.LogCaptureFixture) -> None:
-    at = Tiered(CPU, slots=8, tiers={"store": MemoryStore(), "executor": ByHand()}, chaos=Chaos(polls=0.5))
-    at.cache_prompts(whole(1), poll=False)
-    at.mem.submit()
-    seen = []
+    mem, seen = tiered(tiers={"store": MemoryStore()}, chaos=Chaos(polls=0.5)), []
+    turn(mem, whole(1))
+    mem.submit()
     for _ in range(40):
-        due, skipped = list(at.below._due), at.mem.stats().chaos
-        at.mem.poll()
-        seen.append(at.mem.stats().chaos != skipped)
-        assert not seen[-1] or at.below._due == due, "a poll that is delayed does nothing"
-    assert 10 < sum(seen) < 30 and not at.below._due
-    require_logged(told, at.mem.stats().chaos)
+        due, skipped = list(mem.tiers._due), mem.stats().chaos
+        mem.poll()
+        seen.append(mem.stats().chaos != skipped)
+        assert not seen[-1] or mem.tiers._due == due, "a poll that is delayed does nothing"
+    assert 10 < sum(seen) < 30 and not mem.tiers._due
+    require_logged(told, mem.stats().chaos)
 
 
 # -- the store ------------------------------------------------------------------------------------------
@@ -245,10 +243,10 @@ def test_the_same_seed_and_calls_give_the_same_faults(told: pytest.LogCaptureFix
     def faults(seed: int) -> list[str]:
         told.clear()
         chaos = Chaos(seed=seed, claims=0.5, admissions=0.3, store_fails=0.3, polls=0.4)
-        at = Tiered(CPU, slots=8, every=8, tiers={"store": MemoryStore(), "executor": ByHand()}, chaos=chaos)
+        mem = tiered(tiers={"store": MemoryStore()}, chaos=chaos, slots=8, tracking=ms.Redirect(8))
         for n in range(4):
-            at.turn([*whole(n), 1], goal=12)
-            at.work()
+            turn(mem, whole(n, 5))
+            mem.poll()
         return lines(told)
 
     assert faults(1) == faults(1) != faults(2)

@@ -1,12 +1,7 @@
 """In the gap between the plan of a step and its forward, no call changes the owner of a slot that the step names."""
 
-import pytest
-
 import memstate as ms
-from memstate.kernels.dispatch import Backend
 from tests.proof.stateful.script import ALL, Play, script
-from tests.support.planes import every_strategy
-from tests.support.tiered import Tiered, settle, whole
 
 CALLS = ("submit", "check", "audit", "picture", "poll")  # calls that send a packet or look at the device
 BARE = {"pages": 0, "page_size": 1, "pages_per_row": 0}  # the engine keeps the KV
@@ -150,48 +145,38 @@ def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(play: Play) -> N
 
 # tiers
 
-ONE = whole(1)
+
+@script(strategy=ALL, prefix=True, tiered=True, host_slots=8, case=BARE)
+def test_a_state_published_and_evicted_in_the_gap_goes_down_behind_the_forward(play: Play) -> None:
+    text = list(range(8))
+    (row,) = play.admit(text)
+    play.run(row, text[:4])
+    step = play.step([row], 4, run=False)
+    play.end_open(row, how="told")
+    play.evict(states=9)
+    for call in (play.mem.tiers.flush, play.mem.tiers.clear, play.mem.close):
+        play.refuses(ms.InvalidArgument, call, "wait for the newest step's forward")
+    play.launch(step, tell=True)
+    play.drain()
+    play.match([*text, 1])
+    play.reached("state out")
 
 
-@every_strategy
-def test_a_state_published_and_evicted_in_the_gap_goes_down_behind_the_forward(name: str) -> None:
-    at = Tiered(Backend("reference"), name, pages=0, every=4, slots=9)
-    row = at.start(ONE)
-    while at.mem.info(row).length + 4 < len(ONE):
-        at.run([row], 4, publish=False)
-    length = at.mem.info(row).length
-    step = at.step([row], 4, run=False)
-    at.mem.end([row], keep="cache", tokens=[at.text[row]])
-    evicted = at.cache.evict_states(9)
-    assert evicted or name == "none"
-    for refused in (at.mem.tiers.flush, at.mem.tiers.clear, at.mem.close):  # type: ignore[union-attr]
-        with pytest.raises(ms.InvalidArgument, match="wait for the newest step's forward"):
-            refused()
-    text = at.text.pop(row)
-    at.planes.forward(step, [tuple(text[length : length + 4])])
-    at.mem.submit(step)
-    settle(at)
-    assert all(entry.length in (4, 8) for entry in at.mem.tiers.host.states.entries())  # type: ignore[union-attr]
-    at.look(idle=True)
-
-
-@pytest.mark.parametrize("cleared", [False, True], ids=["", "cleared"])
-def test_kv_that_the_forward_has_still_to_write_does_not_go_down(cleared: bool) -> None:
+@script(strategy="none", prefix=True, tiered=True, host_slots=8, host_pages=40, page_size=4, cleared=(False, True))
+def test_kv_that_the_forward_has_still_to_write_does_not_go_down(play: Play) -> None:
     """In the open step, row x fills a page and publishes it. Row y ends, and leaves a state of the same tokens in the
     cache; this state is then evicted.
     """
-    at = Tiered(Backend("reference"), "none", prefix=ms.Prefix())
-    x, y = at.admit(ms.Request("x", tokens=[*ONE, 1]), ms.Request("y", tokens=[*ONE, 1]))
-    at.run([x, y], 4, publish=False)
-    at.run([y], 4, publish=False)
-    step = at.step([x], 4, run=False)
-    at.publish([x])
-    if cleared:
-        at.below.clear()
-    at.mem.end([y], keep="cache", tokens=[at.text[y][:8]])
-    assert at.mem.match([*ONE, 1]).length == 8
-    assert at.cache.evict_states(1) == 1
-    assert at.tiers.refused == 1 and not len(at.mem.tiers.host.states)  # type: ignore[union-attr]
-    at.mem.settle(step)
-    at.mem.end([x])
-    at.mem.audit().raise_if_leaking()
+    text = list(range(9))
+    x, y = play.admit(text, text)
+    play.run_all([x, y], [text[:4], text[:4]])
+    play.run(y, text[:8])
+    step = play.step([x], 4, run=False)
+    play.publish(x)
+    if play.cleared:
+        play.empty_host()
+    play.end_open(y, how="told")
+    play.match(text)
+    play.evict(states=1)
+    play.reached("refused")
+    play.launch(step, tell=True)

@@ -30,9 +30,8 @@ from tests.proof.stateful.script import ALL, Play, script
 from tests.support import inside, owners
 from tests.support.endings import Made
 from tests.support.serving import Server
-from tests.support.tenants import AtOnce
-from tests.support.tiered import Tiered, whole
-from tests.support.virtual import ByHand, MemoryStore
+from tests.support.tiered_small import push_down, tiered, turn, whole
+from tests.support.virtual import AtOnce, ByHand, MemoryStore
 
 T = list(range(8))
 
@@ -57,17 +56,17 @@ def interrupted(mem: ms.StateManager, rows: Sequence[ms.Row], error: BaseExcepti
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("recover", "close", "device.wake")])
-def test_every_call_says_that_an_earlier_one_was_interrupted(name: str, plain: Backend) -> None:
-    at = Tiered(plain)
-    row = at.start(T)
-    at.mem.extend([row], [8])
-    interrupted(at.mem, [row])
+def test_every_call_says_that_an_earlier_one_was_interrupted(name: str) -> None:
+    mem = tiered()
+    (row,) = mem.admit([ms.Request("a", tokens=T)])
+    mem.extend([row], [8])
+    interrupted(mem, [row])
     with pytest.raises(ms.Broken, match=r"plan\(\) was interrupted .*no memory.* recover\(\)") as raised:
-        CALLS[name](at.mem, [row], None, [])
+        CALLS[name](mem, [row], None, [])
     assert (raised.value.call, raised.value.why) == ("plan", "MemoryError('no memory')")
-    assert at.mem.stats().rows_used == 1
-    at.mem.recover(keep=False)
-    at.look(idle=True)
+    assert mem.stats().rows_used == 1
+    mem.recover(keep=False)
+    mem.audit().raise_if_leaking()
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -151,18 +150,18 @@ def test_a_snapshot_that_was_not_sent_is_lost() -> None:
 
 
 @pytest.mark.parametrize("pages", [60, 0])
-def test_states_whose_bytes_were_not_loaded_are_not_kept(pages: int, plain: Backend) -> None:
+def test_states_whose_bytes_were_not_loaded_are_not_kept(pages: int) -> None:
     """The registers have labels on the device and the pages are in the tree, but no byte was loaded."""
-    at = Tiered(plain, pages=pages)
-    at.cache_prompts(whole(1))
-    at.give_up(pages=pages)
+    bare = {} if pages else {"pages": 0, "pages_per_row": 0}
+    mem = tiered(tiers=None if pages else {"kv": None, "host_pages": None}, **bare)
+    push_down(mem, whole(1))
     with pytest.raises(MemoryError), mock.patch.object(Transfers, "into", side_effect=MemoryError):
-        at.mem.admit([ms.Request("a", tokens=[*whole(1), 1])])
-    kept = at.mem.recover()
-    match = at.mem.match([*whole(1), 1])
+        mem.admit([ms.Request("a", tokens=[*whole(1), 1])])
+    kept = mem.recover()
+    match = mem.match([*whole(1), 1])
     assert (kept.cached, match.length) == (0, 0) and (not pages or match.kv_length == 0)
-    at.look(idle=True)
-    assert at.turn([*whole(1), 1]) == 0
+    mem.audit().raise_if_leaking()
+    assert turn(mem, [*whole(1), 1]) == 0
 
 
 @pytest.mark.parametrize("when", ["before", "in the publish and in recover"])
@@ -285,15 +284,14 @@ def test_work_whose_job_was_lost_never_begins_after_a_drain() -> None:
 
 
 @pytest.mark.parametrize("call", ["recover", "close"])
-def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: Path, plain: Backend) -> None:
+def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: Path) -> None:
     """Raises at each point in the standard library's thread code that a poll passes, on entry and on exit."""
     points = count(1)
     while True:
-        at = Tiered(plain, tiers={"store": ms.FileStore(tmp_path / str(at_point)), "threads": 2, "write": "through"}
-                    ) if (at_point := next(points)) else None  # fmt: skip
-        assert at is not None
-        at.cache_prompts(whole(1), poll=False)
-        at.mem.submit()
+        at_point = next(points)
+        mem = tiered(tiers={"store": ms.FileStore(tmp_path / str(at_point)), "threads": 2, "executor": None})
+        turn(mem, whole(1))
+        mem.submit()
         seen = [0]
 
         def trace(frame: Any, event: str, argument: object, seen: list[int] = seen, last: int = at_point) -> Any:
@@ -307,13 +305,13 @@ def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: 
         sys.settrace(trace)
         try:
             for _ in range(3):
-                at.mem.poll()
+                mem.poll()
         except KeyboardInterrupt:
             pass
         finally:
             sys.settrace(before)
-        getattr(at.mem, call)()
-        at.mem.close()
+        getattr(mem, call)()
+        mem.close()
         if seen[0] < at_point:
             return
 
@@ -335,16 +333,16 @@ def test_work_that_stays_in_the_queue_of_an_executor_that_raised_never_begins(pl
 
 
 @pytest.mark.parametrize("call", ["clear", "recover", "close"])
-def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path: Path, plain: Backend) -> None:
+def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path: Path) -> None:
     executor, hold = ThreadPoolExecutor(1), Event()
     executor.submit(hold.wait)
-    at = Tiered(plain, tiers={"store": ms.FileStore(tmp_path), "executor": executor, "write": "through"})
-    at.cache_prompts(whole(1))
-    at.mem.submit()
-    at.mem.poll()
+    mem = tiered(tiers={"store": ms.FileStore(tmp_path), "executor": executor})
+    turn(mem, whole(1))
+    mem.submit()
+    mem.poll()
     executor.shutdown(wait=False, cancel_futures=True)
     hold.set()
-    getattr(at.below if call == "clear" else at.mem, call)()
+    getattr(mem.tiers if call == "clear" else mem, call)()
 
 
 @pytest.mark.parametrize("why", ["waiting work fills it", "the interrupted call took it"])
@@ -396,14 +394,14 @@ def test_an_idle_session_whose_pages_are_unsure_is_empty_after_a_recover(plain: 
     at.mem.audit().raise_if_leaking()
 
 
-def test_a_close_that_was_interrupted_can_be_repeated(plain: Backend) -> None:
+def test_a_close_that_was_interrupted_can_be_repeated() -> None:
     store = MemoryStore()
-    at = Tiered(plain, tiers={"store": store})
+    mem = tiered(tiers={"store": store})
     with mock.patch.object(store, "close", side_effect=[KeyboardInterrupt, None]) as closed:
         with pytest.raises(KeyboardInterrupt):
-            at.mem.close()
-        at.mem.close()
-        at.mem.close()
+            mem.close()
+        mem.close()
+        mem.close()
     assert closed.call_count == 2
 
 

@@ -17,7 +17,7 @@ from memstate.salts import encode
 from memstate.tiers.keys import Keys
 from memstate.tokens import SaltedTokens
 from tests.support.splits import TOKENS, Model
-from tests.support.tenants import NOTHING, PAGE, House, T
+from tests.support.tiered_small import PAGE, T, push_down, tiered, turn
 from tests.support.virtual import MemoryStore
 
 HUGE = 10**5000  # a number with more digits than Python prints
@@ -73,14 +73,16 @@ ODD: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("tiers", [None, {}], ids=["alone", "tiers"])
-def test_salts_that_look_alike_do_not_meet(tiers: dict[str, object] | None) -> None:
+def test_salts_that_look_alike_do_not_meet() -> None:
     assert len(set(ALIKE)) == len(ALIKE) and all(require_salt(salt) is salt for salt in ALIKE)
-    house = House(tiers=tiers, slots=64)
+    mem = tiered(tiers={"host_slots": 64, "host_pages": 64}, slots=64)
     for salt in ALIKE:
-        assert house.matched(5, salt) == NOTHING and house.turn(4, salt) == 0
-    assert [house.starts(5, salt) for salt in ALIKE] == [4] * len(ALIKE)
-    house.idle()
+        assert turn(mem, T[:4], salt=salt) == 0
+    mem.poll()
+    assert [mem.match(T[:5], salt).length for salt in ALIKE] == [4] * len(ALIKE)
+    push_down(mem)
+    matches = [mem.match(T[:5], salt) for salt in ALIKE]
+    assert [(one.length, one.host_length) for one in matches] == [(0, 4)] * len(ALIKE)
 
 
 def test_salts_that_look_alike_have_other_digests() -> None:
@@ -93,19 +95,19 @@ def test_salts_that_look_alike_have_other_digests() -> None:
 
 
 def test_equal_salts_are_one_whoever_made_them() -> None:
-    house = House(tiers={})
-    house.turn(8, ("ten", (1, b"ant")))
+    mem = tiered()
+    turn(mem, T[:8], salt=("ten", (1, b"ant")))
     again = ("".join(["t", "en"]), (int("1"), bytes(bytearray(b"ant"))))
-    assert house.matched(9, again) == (8, 8, 8, 0) and encode(again) == encode(("ten", (1, b"ant")))
+    assert mem.match(T[:9], again).length == 8 and encode(again) == encode(("ten", (1, b"ant")))
 
 
-DOORS: dict[str, Callable[[House, Any], object]] = {
-    "admit": lambda house, salt: house.mem.admit([ms.Request(0, tokens=T[:9]), ms.Request(1, tokens=T[:9], salt=salt)]),
-    "admit without tokens": lambda house, salt: house.mem.admit([ms.Request(1, salt=salt)]),
-    "match": lambda house, salt: house.mem.match(T, salt),
-    "prefetch": lambda house, salt: house.mem.prefetch(T, salt),
-    "digests": lambda house, salt: Keys(bytes(32), PAGE).of(SaltedTokens(b"", salt)),
-    "hand over": lambda house, salt: Model().hand_over(MemoryStore(), 1, MemoryStore(), 1, 0).run(TOKENS, salt),
+DOORS: dict[str, Callable[[ms.StateManager, Any], object]] = {
+    "admit": lambda mem, salt: mem.admit([ms.Request(0, tokens=T[:9]), ms.Request(1, tokens=T[:9], salt=salt)]),
+    "admit without tokens": lambda mem, salt: mem.admit([ms.Request(1, salt=salt)]),
+    "match": lambda mem, salt: mem.match(T, salt),
+    "prefetch": lambda mem, salt: mem.prefetch(T, salt),
+    "digests": lambda mem, salt: Keys(bytes(32), PAGE).of(SaltedTokens(b"", salt)),
+    "hand over": lambda mem, salt: Model().hand_over(MemoryStore(), 1, MemoryStore(), 1, 0).run(TOKENS, salt),
 }  # fmt: skip
 
 
@@ -113,13 +115,13 @@ DOORS: dict[str, Callable[[House, Any], object]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_no_salt_is_refused(door: str, odd: str) -> None:
-    house = House(tiers={"store": MemoryStore()})
-    house.turn(8, 1)
-    before = house.mem.stats(), house.mem.prefix.inspect()  # type: ignore[union-attr]
+    mem = tiered(tiers={"store": MemoryStore()})
+    turn(mem, T[:8], salt=1)
+    before = mem.stats(), mem.prefix.inspect()
     with pytest.raises(ms.InvalidArgument, match=r"^salt .* of .*: expected None, str, .* tuple .* give the tenant's"):
-        DOORS[door](house, ODD[odd])
-    assert (house.mem.stats(), house.mem.prefix.inspect()) == before  # type: ignore[union-attr]
-    house.idle()
+        DOORS[door](mem, ODD[odd])
+    assert (mem.stats(), mem.prefix.inspect()) == before
+    mem.audit().raise_if_leaking()
 
 
 def test_values_are_shown_as_far_as_they_can_be() -> None:

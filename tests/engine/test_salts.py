@@ -1,16 +1,21 @@
 """Salts on the device: tenants with the same tokens never share a state, and each finds its own."""
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from pathlib import Path
 
 import pytest
 
 import memstate as ms
+from memstate.prefix.lease import NO_MATCH
 from memstate.prefix.policies import ReturnRate
 from memstate.prefix.tree import Tree
+from memstate.tiers import FileStore
+from memstate.tiers.keys import Keys
 from memstate.tokens import BYTES, SaltedTokens, encode
 from tests.proof.stateful.script import Play, script
-from tests.support.tenants import PAGE, House, T
+from tests.support.splits import TOKENS, Model
+from tests.support.tiered_small import PAGE, T, tiered, turn
 
 SALTS = (("a", "b"), ("a", None), (None, "a"), ("", None), (1, "1"))  # of two tenants
 two_tenants = pytest.mark.parametrize(("mine", "other"), SALTS)
@@ -91,14 +96,46 @@ def test_the_tree_has_a_root_for_each_salt(mine: Hashable, other: Hashable) -> N
 def test_what_is_remembered_of_a_prompt_is_remembered_under_its_salt(mine: Hashable, other: Hashable) -> None:
     """A policy that learns still knows the place of evicted KV, but only for requests of the same salt."""
     policy = ReturnRate()
-    house = House(prefix=ms.Prefix(policy))
-    house.turn(8, mine)
-    cache = house.mem.prefix
-    assert cache is not None
+    mem = tiered(tiers={"write": "selective"}, prefix=ms.Prefix(policy))
+    turn(mem, T[:8], salt=mine)
+    cache = mem.prefix
     cache.evict_pages(99)
     ((salt, ghost),) = cache.tree.walk()
     assert salt == mine and ghost.ghost and ghost.worth.uses == 0
-    assert house.starts(9, other) == 0 and ghost.worth.uses == 0, "not what this one asked for"
-    assert house.turn(8, other) == 0 and ghost.ghost, "and filled again by nobody else"
-    assert house.starts(9, mine) == 0 and ghost.worth.uses == 1
-    assert house.turn(8, mine) == 0 and not ghost.ghost and house.starts(9, mine) == house.starts(9, other) == 8
+    assert turn(mem, T[:9], keep=False, salt=other) == 0 and ghost.worth.uses == 0, "not what this one asked for"
+    assert turn(mem, T[:8], salt=other) == 0 and ghost.ghost, "and filled again by nobody else"
+    assert turn(mem, T[:9], keep=False, salt=mine) == 0 and ghost.worth.uses == 1
+    assert turn(mem, T[:8], salt=mine) == 0 and not ghost.ghost
+    assert [turn(mem, T[:9], keep=False, salt=salt) for salt in (mine, other)] == [8, 8]
+
+
+@two_tenants
+def test_a_hand_over_brings_what_its_own_salt_has(mine: Hashable, other: Hashable, tmp_path: Path) -> None:
+    model, source, target = Model(), FileStore(tmp_path / "source"), FileStore(tmp_path / "target")
+    model.put(source, 2, salt=mine)
+    hand_over = model.hand_over(source, 2, target, 1, 0)
+    assert hand_over.run(TOKENS, other).length == 0
+    assert hand_over.run(TOKENS, mine).length == 5 * PAGE
+    assert model.found(target, 1, 0, other) == 0 and model.found(target, 1, 0, mine) == 5 * PAGE
+
+
+@two_tenants
+def test_digests_are_of_one_salt(mine: Hashable, other: Hashable) -> None:
+    keys, ours, theirs = Keys(bytes(32), PAGE), *(SaltedTokens(encode(T[:8]), salt) for salt in (mine, other))
+    assert keys.of(ours) == keys.of(ours) and not set(keys.of(ours)) & set(keys.of(theirs))
+
+
+@two_tenants
+def test_nodes_and_prompts_have_the_digests_of_their_salt(mine: Hashable, other: Hashable) -> None:
+    """Digests are the same whether they are computed from the tokens or from a node of the tree."""
+    mem = tiered()
+    host, cache, digests = mem.tiers.host, mem.prefix, dict[Hashable, Sequence[bytes]]()
+    for salt in (mine, other):
+        turn(mem, T[:8], salt=salt)
+    for salt in (mine, other):
+        prompt = SaltedTokens(encode(T[:16]), salt)
+        digests[salt] = host.digests(prompt, NO_MATCH)
+        assert host.digests(prompt, cache.match(prompt, 16)) == digests[salt]
+    assert not set(digests[mine]) & set(digests[other])
+    of_nodes = {salt: mem.tiers.keys.of_node(cache.tree, node) for salt, node in cache.tree.walk()}
+    assert of_nodes == {salt: of[:2] for salt, of in digests.items()}

@@ -22,6 +22,7 @@ PAGE, PAGES = 4, 60
 KV = StateLayout((Plane("k", (PAGE,), torch.int64), Plane("v", (PAGE, 3), torch.int16)), layers=2)
 T = [7 * i % 100 for i in range(64)]
 CPU = Backend("reference")
+MOVED = ("states_out", "states_in", "pages_out", "pages_in")
 
 
 def whole(n: int, pages: int = 2) -> list[int]:
@@ -40,22 +41,29 @@ def tiered(backend: Backend = CPU, tiers: dict[str, Any] | None = None, **settin
     return on(backend, LAYOUT, tiers=Tiers(**below | (tiers or {})), **usual | settings)
 
 
-def turn(mem: ms.StateManager, tokens: Sequence[int], keep: bool = True, **more: Any) -> int:
-    """Runs a request from admission to its end, and leaves it in the cache. Returns the length that it starts from."""
-    (row,) = mem.admit([ms.Request("turn", tokens=tokens, **more)])
-    start = mem.info(row).length
-    while (length := mem.info(row).length) < len(tokens):
-        end = min(mem.info(row).next_boundary, len(tokens))
-        mem.extend([row], [end])
-        mem.settle(mem.plan([row], end - length))
-    mem.end([row], **({"keep": "cache", "tokens": [tokens]} if keep else {}))
+def run(mem: ms.StateManager, prompts: Sequence[Sequence[int]], keep: bool = True, **more: Any) -> list[int]:
+    """Runs requests of one length together, and leaves them in the cache. Returns the lengths that they start from."""
+    rows = mem.admit([ms.Request(n, tokens=tokens, **more) for n, tokens in enumerate(prompts)])
+    starts = [mem.info(row).length for row in rows]
+    while going := [row for row, tokens in zip(rows, prompts, strict=True) if mem.info(row).length < len(tokens)]:
+        before = [mem.info(row).length for row in going]
+        ends = [min(mem.info(row).next_boundary, len(prompts[0])) for row in going]
+        mem.extend(going, ends)
+        mem.settle(mem.plan(going, [end - at for end, at in zip(ends, before, strict=True)]))
+    mem.end(rows, **({"keep": "cache", "tokens": prompts} if keep else {}))
+    return starts
+
+
+def turn(mem: ms.StateManager, tokens: Sequence[int], **more: Any) -> int:
+    """Runs a request as `run` does. Returns the length that it starts from."""
+    (start,) = run(mem, [tokens], **more)
     return start
 
 
-def push_down(mem: ms.StateManager, *prompts: Sequence[int]) -> None:
+def push_down(mem: ms.StateManager, *prompts: Sequence[int], together: bool = False) -> None:
     """Runs requests, saves what they leave, and evicts all from the device."""
-    for tokens in prompts:
-        turn(mem, tokens)
+    for each in [prompts] if together else [[tokens] for tokens in prompts]:
+        run(mem, each)
         mem.poll()
     mem.submit()
     mem.poll()

@@ -100,7 +100,8 @@ def test_repeated_failures_are_one_line_a_minute_with_their_count(full: Path, to
     first, rest = told("write failed")
     assert rest["times"] > 30 and first["why"] == rest["why"] == "ENOSPC"
     assert first["records"] + rest["records"] == mem.stats().tiers.write_failed == store.faults["ENOSPC"]
-    assert mem.stats().tiers.written and samples(mem, "memstate_storage_failures_total") == {("ENOSPC",): mem.stats().tiers.write_failed}
+    figures = mem.stats().tiers
+    assert figures.written and samples(mem, "memstate_storage_failures_total") == {("ENOSPC",): figures.write_failed}
     push_down(mem, whole(60))  # these writes fail within the next minute
     mem.tiers.close()
     assert sum(each["records"] for each in told("write failed")) == mem.stats().tiers.write_failed

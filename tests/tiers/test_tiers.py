@@ -128,6 +128,51 @@ def test_S7_a_load_makes_idle_sessions_give_way(play: Play) -> None:
     play.reached("host hit")
 
 
+@script(strategy=ALL, **HOST)
+def test_a_request_that_ends_at_once_leaves_its_load_to_itself(play: Play) -> None:
+    """Its record stays in use until the load has arrived, and the loaded state is cached."""
+    play.turn(ONE)
+    play.turn(TWO)
+    play.go_down()
+    (row,) = play.admit([*ONE, 1])
+    play.end_open(row)
+    play.thin(states=9)
+    play.poll()
+    play.match([*ONE, 1])
+    play.turn([*ONE, 1])
+    play.reached("thinned", "host hit")
+
+
+@script(**HOST | {"host_slots": 1, "host_pages": 8}, write="back")
+def test_a_record_that_is_being_filled_is_nobody_else_s(play: Play) -> None:
+    for n in range(2):
+        play.turn(other(n))
+    play.submit()
+    play.evict(states=1)
+    play.evict(states=1)
+    play.reached("refused")
+    play.poll()
+    play.turn(other(3))
+    play.go_down()
+    play.reached("thinned")
+
+
+@script(strategy=ALL, **HOST, ending=("nap", "reset", "empty_host", "flush", "finish"))
+def test_whatever_is_on_its_way_arrives_first(play: Play) -> None:
+    play.turn(ONE)
+    play.turn(TWO)
+    play.go_down()
+    play.turn(other(3))
+    play.submit()
+    play.poll()  # the save is on its way
+    (row,) = play.admit([*ONE, 1])  # the load is on its way
+    play.end_open(row)
+    if play.ending != "finish":
+        getattr(play, play.ending)()
+        play.turn([*ONE, 1])
+    play.reached("state out", "state in")
+
+
 @script(**HOST | {"host_slots": 2, "host_pages": 2}, write="back")
 def test_a_prompts_own_pages_do_not_make_room_for_it(play: Play) -> None:
     """Host memory has two pages of the prompt. A third does not fit, and may replace neither of them."""

@@ -1,7 +1,7 @@
 """Several ranks with their own tiers start every request from the same length, whatever each rank has lost."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,11 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
 from memstate.tiers.alike import said
-from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import SaltedTokens, encode
 from tests.support.build import on
 from tests.support.planes import LAYOUT
 from tests.support.processes import run_ranks
-from tests.support.serving import PAGE
-from tests.support.tiered import KV, Tiered, whole
+from tests.support.tiered_small import KV, PAGE, fetch, push_down, tiered, turn, whole
 from tests.support.virtual import ByHand, MemoryStore
 
 PROMPT = [*whole(1, 4), 7]
@@ -166,79 +164,75 @@ def test_the_text_of_a_setting_is_alike_in_every_process() -> None:
 
 
 @pytest.fixture
-def keyed(monkeypatch: pytest.MonkeyPatch, plain: Backend) -> Tiered:
+def agreed(monkeypatch: pytest.MonkeyPatch) -> ms.StateManager:
     """One of two ranks; the other rank always agrees. Host memory has a prompt of four pages and one token."""
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
-    at = Tiered(plain, tiers={"rank": 0, "ranks": 2, "group": object()}, every=PAGE)
-    at._keys = Keys(fingerprint("toy", LAYOUT, KV, at.page, 0, 2), at.page)
-    at.cache_prompts(PROMPT)
-    at.cache.evict_states(99)
-    return at
+    mem = tiered(tiers={"rank": 0, "ranks": 2, "group": object()}, tracking=ms.Redirect(PAGE))
+    turn(mem, PROMPT)
+    mem.poll()
+    mem.prefix.evict_states(99)
+    return mem
 
 
-def test_what_was_agreed_on_stays_until_its_request_comes(keyed: Tiered) -> None:
-    at = keyed
-    at.give_up(pages=60)
-    fetch = at.fetch(PROMPT)
-    assert fetch.length == 4 * PAGE
-    at.below.host.states.evict(99)
-    assert at.below.host.kv is not None
-    at.below.host.kv.evict(99)
-    row = at.hit(4 * PAGE, PROMPT, fetch=fetch)
-    at.prefill(row)
-    at.end([row])
+def begun(mem: ms.StateManager, tokens: Sequence[int], **more: Any) -> int:
+    """Returns the length that a request starts from."""
+    (row,) = mem.admit([ms.Request("r", tokens=tokens, **more)])
+    start = mem.info(row).length
+    mem.end([row])
+    return start
 
 
-def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
-    at = keyed
-    at.give_up(pages=60)
-    row = at.hit(0, PROMPT)
-    at.mem.end([row])
-    at.below.cancel(at.fetch(PROMPT))  # the cancelled prefetch keeps nothing
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_was_agreed_on_stays_until_its_request_comes(agreed: ms.StateManager, gone: bool) -> None:
+    """KV that the device had, and the prefetch left out, may go: every rank sees that, and starts without it."""
+    mem, host = agreed, agreed.tiers.host
+    if not gone:
+        mem.prefix.evict_pages(99)
+    one = fetch(mem, PROMPT)
+    assert one.length == 4 * PAGE and one.kv_pages == (4 if gone else 0)
+    host.states.evict(99)
+    host.kv.evict(99)
+    if gone:
+        mem.prefix.evict_pages(99)
+    assert begun(mem, PROMPT, fetch=one) == (0 if gone else 4 * PAGE)
 
 
-def test_the_prefetch_of_another_prompt_or_manager_is_refused(keyed: Tiered) -> None:
-    at, other = keyed, [*whole(2, 4), 7]
-    at.give_up(pages=60)
-    mine = at.fetch(PROMPT)
-    storing = Tiered(Backend("reference"), tiers={"store": MemoryStore()})
+def test_host_memory_without_an_agreement_is_not_used(agreed: ms.StateManager) -> None:
+    agreed.prefix.evict_pages(99)
+    assert begun(agreed, PROMPT) == 0
+    agreed.tiers.cancel(fetch(agreed, PROMPT))  # the cancelled prefetch keeps nothing
+    agreed.audit().raise_if_leaking()
+
+
+def test_the_prefetch_of_another_prompt_or_manager_is_refused(agreed: ms.StateManager) -> None:
+    mem, other = agreed, [*whole(2, 4), 7]
+    mem.prefix.evict_pages(99)
+    mine = fetch(mem, PROMPT)
+    assert fetch(mem, PROMPT, "b").length == 0
+    storing = tiered(tiers={"store": MemoryStore()})
     plain = on(Backend("reference"), LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), page_size=PAGE)
     before = plain.stats()
-    for call, says in (
-        (lambda: at.mem.admit([ms.Request("r", tokens=other, fetch=mine)]), "begun for other tokens"),
-        (lambda: at.mem.admit([ms.Request("r", tokens=other, fetch="fetch")]), "is not what this manager"),
-        (
-            lambda: plain.admit([ms.Request("r", tokens=PROMPT, fetch=mine)]),
-            "this manager has no storage to fetch from",
-        ),
-        (lambda: plain.admit([ms.Request("r", fetch=mine)]), "this manager has no storage to fetch from"),
-        (lambda: storing.below.ready(mine), "not what this manager's prefetch"),
-        (lambda: storing.below.cancel(None), "not what this manager's prefetch"),  # type: ignore[arg-type]
+    for of, given, says in (
+        (mem, {"tokens": other, "fetch": mine}, "begun for other tokens"),
+        (mem, {"tokens": PROMPT, "salt": "b", "fetch": mine}, "other tokens or another salt"),
+        (mem, {"tokens": other, "fetch": "fetch"}, "is not what this manager"),
+        (plain, {"tokens": PROMPT, "fetch": mine}, "this manager has no storage to fetch from"),
+        (plain, {"fetch": mine}, "this manager has no storage to fetch from"),
     ):
         with pytest.raises(InvalidArgument, match=says):
-            call()
+            of.admit([ms.Request("r", **given)])
+    for call in (storing.tiers.ready, storing.tiers.cancel):
+        for wrong in (mine, None):
+            with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
+                call(wrong)
     assert plain.stats() == before
-    at.below.cancel(mine)
+    mem.tiers.cancel(mine)
 
 
-def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiered) -> None:
-    """The prefetch left out KV that the device had.
-
-    The device then loses it: every rank sees that, and starts without it.
-    """
-    at = keyed
-    fetch = at.fetch(PROMPT)
-    assert fetch.kv_pages == 4 and fetch.length == 4 * PAGE
-    at.give_up(pages=60)
-    at.hit(0, PROMPT, fetch=fetch)
-
-
-def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> None:
-    at = keyed
-    at.give_up(pages=60)
-    host = at.below.host
-    keys = at._keys.of(SaltedTokens(encode(PROMPT), None))
-    assert host.kv is not None
+def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(agreed: ms.StateManager) -> None:
+    agreed.prefix.evict_pages(99)
+    host = agreed.tiers.host
+    keys = agreed.tiers.keys.of(SaltedTokens(encode(PROMPT), None))
     hit = host.agreed_hit(4 * PAGE, keys, 1)
     assert hit is not None and len(hit.pages) == 3
     host.kv.evict(1)
@@ -248,39 +242,29 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
     assert host.agreed_hit(4 * PAGE, keys, 4) is None
 
 
-@pytest.fixture
-def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
-    """One of two ranks; the other rank always agrees. Host memory has room for one prompt, and storage has two."""
+@pytest.mark.parametrize("late", range(4))
+def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """Storage has two prompts, and host memory room for one.
+
+    Storage answers for the second prompt in any of the polls around the poll that ends the first prefetch.
+    """
     monkeypatch.setattr(manager, "Ranks", lambda group: None)
     place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
-    keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
-    first = Tiered(plain, tiers=place)
-    first._keys = keys
-    first.cache_prompts(whole(1), whole(2))
-    first.mem.close()
-    at = Tiered(plain, tiers=place | {"host_slots": 1, "host_pages": 2, "executor": ByHand()})
-    at._keys = keys
-    yield at
-    at.empty()
-
-
-@pytest.mark.parametrize("late", range(4))
-def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocked: Tiered, late: int) -> None:
-    """Storage answers for the second prompt in any of the polls around the poll that ends the first prefetch."""
-    at, prompts = stocked, ([*whole(1), 1], [*whole(2), 1])
-    for prompt in prompts:
-        at.note(prompt)
-    fetches = [at.mem.prefetch(prompt) for prompt in prompts]
-    executor = at.below.settings.executor
-    assert isinstance(executor, ByHand)
+    first = tiered(tiers=place)
+    push_down(first, whole(1), whole(2))
+    first.close()
+    executor, prompts = ByHand(), ([*whole(1), 1], [*whole(2), 1])
+    mem = tiered(tiers=place | {"host_slots": 1, "host_pages": 2, "executor": executor})
+    fetches = [mem.prefetch(prompt) for prompt in prompts]
     held = [job for job in executor.jobs if not job.future.done()][1:]
     for poll in range(12):
         for job in [job for job in executor.jobs if not job.future.done()]:
             if (job not in held or poll >= late) and job.begin():
                 job.finish()
-        at.mem.poll()
-    assert [fetch.length for fetch in fetches].count(2 * PAGE) >= 1
-    for prompt, fetch in zip(prompts, fetches, strict=True):
-        (row,) = at.admit(ms.Request("r", tokens=prompt, fetch=fetch))
-        assert at.mem.info(row).length == fetch.length
-        at.mem.end([row])
+        mem.poll()
+    assert [one.length for one in fetches].count(2 * PAGE) >= 1
+    for prompt, one in zip(prompts, fetches, strict=True):
+        assert begun(mem, prompt, fetch=one) == one.length
+    mem.audit().raise_if_leaking()

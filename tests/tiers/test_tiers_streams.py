@@ -3,7 +3,7 @@
 The streams that copy to the host lag behind: they do their work when the test says so, or when somebody waits for them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -228,6 +228,31 @@ def test_flush_waits_on_the_host_and_loses_nothing(cuda: FakeCuda) -> None:
     at.mem.tiers.flush()  # type: ignore[union-attr]
     assert at.stats.states_out == 9 and at.stats.unstaged == 0 and at.waits == 0
     assert at.kept() == set(range(1, 10))
+
+
+ENDINGS: dict[str, Callable[[ms.StateManager], object]] = {
+    "sleep": lambda mem: mem.device.sleep(), "recover": lambda mem: mem.recover(keep=False),
+    "clear": lambda mem: mem.tiers.clear(), "flush": lambda mem: mem.tiers.flush(), "close": lambda mem: mem.close(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_whatever_is_on_its_way_arrives_first(cuda: FakeCuda, ending: str) -> None:
+    at = Burst(cuda, n=4, staging=4)
+    cache: Any = at.mem.prefix
+    cache.evict_states(2)
+    cache.evict_pages(2)
+    at.land()
+    cache.evict_states(1)  # the save is on its way
+    at.mem.end(at.mem.admit([ms.Request(0, tokens=[*at.prompts[0], 1])]))  # the load is on its way
+    at.mem.poll()
+    assert at.host.loads and at.host.backups
+    ENDINGS[ending](at.mem)
+    assert not at.host.loads and not at.host.backups
+    assert [each.cache._pinned for each in at.sets if each] == [0, 0]
+    entries = [*at.host.states.entries()]
+    bodies = {value for entry in entries for value in body(at.host.states.pool, entry.record, torch.float32)}
+    assert bodies >= ({1.0, 2.0, 3.0} if ending in ("sleep", "flush") else set())
 
 
 def test_a_load_is_waited_for_by_the_step_that_uses_it(cuda: FakeCuda) -> None:

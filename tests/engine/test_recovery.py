@@ -1,7 +1,7 @@
 """Calls that an exception interrupts are noticed; `reset` and `recover` make the manager usable again."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -28,19 +28,11 @@ from memstate.tiers.workers import Workers
 from tests.engine.calls import CALLS
 from tests.proof.stateful.script import ALL, Play, script
 from tests.support import inside, owners
-from tests.support.endings import Made
 from tests.support.serving import Server
 from tests.support.tiered_small import push_down, tiered, turn, whole
 from tests.support.virtual import AtOnce, ByHand, MemoryStore
 
 T = list(range(8))
-
-
-@pytest.fixture(autouse=True)
-def ends_in_its_own_way() -> Iterator[None]:
-    """Skips the common audit after a test: each test here checks what is left."""
-    yield
-    Made.now = []
 
 
 @pytest.fixture

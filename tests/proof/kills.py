@@ -26,14 +26,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import memstate as ms
 from memstate.tiers import FileStore
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import RECORD
+from memstate.tokens import SaltedTokens, encode
 from tests.support.planes import History
 from tests.support.processes import ended, in_child
-from tests.support.serving import written
+from tests.support.serving import PAGE, written
 from tests.support.tiered import Tiered, page_bytes, state_bytes
+from tests.support.tiered_small import fetch
 
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # time until the kill, after TURNS_LEFT turns
 TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before the time to its kill begins
@@ -95,7 +96,7 @@ def prompt(n: int, turn: int) -> list[int]:
 
 def server(setting: Setting, store: FileStore | None) -> Tiered:
     tiers = {"store": store, "write": setting.write, "threads": 2, "host_slots": 6, "host_pages": 24}
-    return Tiered(ms.Backend("reference"), setting.strategy, slots=10, rows=3, pages=40, every=8, tiers=tiers)
+    return Tiered(setting.strategy, tiers, pages=40, slots=10, rows=3)
 
 
 class Process:
@@ -124,10 +125,10 @@ class Process:
         """
         n = self._newest - min(int(self._chance.expovariate(0.6)), OPEN - 1, self._newest)
         tokens = prompt(n, self._chance.randrange(TURNS))
-        self.at.fetch(tokens)
+        fetch(self.at.mem, tokens)
         self.at.turn(tokens, goal(n), most=self._chance.randint(1, 64))
         self.at.mem.poll()
-        figures = self.at.tiers
+        figures = self.at.mem.stats().tiers
         gone = {"missing"} if self._setting.capacity else set()  # a record may be evicted before it is read
         assert figures.prefetch and not figures.prefetch.failures and not set(figures.prefetch.flaws) - gone, figures
         assert not self.store.faults and not figures.write_failed, (self.store, figures)
@@ -156,15 +157,16 @@ class Folder:
     Attributes:
         records: names of all records that were read and had the right bytes.
         unfinished: number of temporary files.
-        known: a server without a store that knows the tokens of each key.
+        known: key -> all tokens of its prefix.
     """
 
     def __init__(self, path: Path, setting: Setting) -> None:
         self.path, self.setting = path, setting
         self.records: set[str] = set()
         self.unfinished = 0
-        self.known = server(setting, None)
-        forms = (self.known.below.host.states.form, self.known.caches[1].form)
+        self.known: dict[bytes, History] = {}
+        self._below = server(setting, None).below
+        forms = [cache.form for cache in self._below._caches]
         self._forms: dict[str, tuple[RecordFormat, Callable[[History], bytes]]] = {
             form.kind: (form, bytes_of) for form, bytes_of in zip(forms, (state_bytes, page_bytes), strict=True)
         }
@@ -172,7 +174,9 @@ class Folder:
     def know(self, n: int) -> None:
         """Notes the tokens of conversation n."""
         for turn in range(TURNS):
-            self.known.note(written(prompt(n, turn), goal(n)))
+            text = written(prompt(n, turn), goal(n))
+            for at, key in enumerate(self._below.keys.of(SaltedTokens(encode(text), None)), 1):
+                self.known[key] = tuple(text[: at * PAGE])
 
     def look(self) -> None:
         """Reads every new file.
@@ -196,7 +200,7 @@ class Folder:
         """Returns the fault of a record; "" if it is right."""
         kind, _, digest = name.partition("-")
         form, bytes_of = self._forms[kind]
-        tokens = self.known.known.get(key := bytes.fromhex(digest))
+        tokens = self.known.get(key := bytes.fromhex(digest))
         if tokens is None:
             return "a record of a prompt that was never asked"
         if flaw := form.flaw(record, key, len(tokens)):

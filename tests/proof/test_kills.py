@@ -52,9 +52,9 @@ def test_a_wrong_record_is_found(fault: str, said: str, tmp_path: Path) -> None:
     record = np.fromfile(path, np.uint8)
     record[-20] ^= 1
     if fault == "sealed":
-        form = folder.known.below.host.states.form
+        form = folder._below.host.states.form
         key = bytes.fromhex(name.removeprefix("state-"))
-        form.seal(record, key, len(folder.known.known[key]))
+        form.seal(record, key, len(folder.known[key]))
     elif fault == "renamed":
         record = np.fromfile(next(tmp_path.rglob(other)), np.uint8)
     record[: -1 if fault == "cut" else None].tofile(path)

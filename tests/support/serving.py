@@ -12,7 +12,6 @@ from memstate.kernels.dispatch import Backend
 from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.checked import STALE, Checked
-from tests.support.endings import made
 from tests.support.planes import LAYOUT, InPlacePlanes, Planes, fold
 
 PAGE, EVERY = 4, 8
@@ -63,8 +62,6 @@ class Server(Checked):
         self.planes = InPlacePlanes(self.mem) if in_place else Planes(self.mem)
         self.page, self.kv = page, np.full((pages + 1, page), STALE, np.int64)
         self.text: dict[ms.Row, list[int]] = {}
-        if self.mem.prefix is not None:
-            made(self)
 
     def admit(self, *requests: ms.Request) -> list[ms.Row]:
         rows = list(self.mem.admit(requests))

@@ -15,28 +15,22 @@ from typing import Any
 import torch.distributed as dist
 
 import memstate as ms
-from memstate.kernels.dispatch import Backend
-from memstate.tiers.keys import Keys, fingerprint
-from tests.support.planes import LAYOUT
-from tests.support.tiered import KV, Tiered
+from tests.support.tiered import Tiered
 
 PROMPTS, REQUESTS = 7, 26
 PATIENCE = 5000  # limit of the polls for one prefetch
 
 
-class Ranked(Tiered):
-    """A server of one of several ranks."""
-
-    def __init__(self, rank: int, ranks: int, slots: int = 6, **tiers: object) -> None:
-        place = {"rank": rank, "ranks": ranks, "group": dist.group.WORLD}
-        super().__init__(Backend("reference"), tiers=place | tiers, slots=slots, pages=22, every=8)
-        self._keys = Keys(fingerprint("toy", LAYOUT, KV, self.page, rank, ranks), self.page)
+def ranked(rank: int, ranks: int, slots: int = 6, **tiers: object) -> Tiered:
+    """Returns a server of one of several ranks."""
+    place = {"rank": rank, "ranks": ranks, "group": dist.group.WORLD, "host_slots": 12, "host_pages": 40}
+    return Tiered("redirect", place | tiers, slots=slots, pages=22)
 
 
 def other(rank: int, ranks: int) -> str:
     """Gives the first rank other settings than the other ranks. Returns the error that this rank gets."""
     try:
-        Ranked(rank, ranks, slots=6 + (rank > 0))
+        ranked(rank, ranks, slots=6 + (rank > 0))
     except ms.ConfigurationError as error:
         return str(error)
     return ""
@@ -45,7 +39,7 @@ def other(rank: int, ranks: int) -> str:
 def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
     """Runs requests with a few prompts on a new server, and closes it. Some are aborted during their prefetch."""
     rng, own = random.Random(f"requests {life}"), random.Random(f"{rank} {life}")
-    at = Ranked(
+    at = ranked(
         rank, ranks, host_slots=12 - 7 * (rank % 2), host_pages=40 - 12 * (rank % 2), store=ms.FileStore(folder)
     )
     share = random.Random(0)
@@ -72,10 +66,11 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
         at.mem.poll()
         if number % 5 == 0:
             at.look()
-    figures = at.tiers
+    figures = at.mem.stats().tiers
     at.below.flush()
     at.empty()
     at.mem.close()
+    assert figures.leaked_records == 0 and all(cache.pool.free == cache.pool.records for cache in at.below._caches)
     records = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in records[rank::ranks]:  # each rank deletes some files of any rank
         if own.random() < 0.3:
@@ -85,7 +80,7 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
 
 def lose(rank: int, ranks: int, folder: Path) -> dict[str, str]:
     """Ends the process of the last rank during a prefetch. Other ranks check their server, and return the outcome."""
-    at = Ranked(rank, ranks, host_slots=12, host_pages=40, store=ms.FileStore(folder))
+    at = ranked(rank, ranks, store=ms.FileStore(folder))
     fetch = at.mem.prefetch(range(40))
     if rank == ranks - 1:
         os._exit(0)

@@ -36,7 +36,6 @@ from tests.proof.stateful.settings import RING, TAIL, Digits, Settings
 from tests.support.fetches import Fetched
 from tests.support.given import in_order
 from tests.support.shelves import Key
-from tests.support.tiered_late import wait_for_staging
 from tests.support.virtual import ByHand, Clock, MemoryStore
 
 if TYPE_CHECKING:
@@ -512,6 +511,12 @@ class EngineKv:
         self.plane[:, free] = self._tensor(told[:, free])
 
 
+class Patient(transfers.Transfers):
+    """Transfers on a GPU that never give up a save because staging is full, but wait."""
+
+    room = 2**31  # type: ignore[assignment]
+
+
 class Lower:
     """Host memory, storage, threads and clock of one manager. Its jobs have the same order as those of the model."""
 
@@ -529,7 +534,8 @@ class Lower:
         assert mem.tiers and model.below
         if memory.device.type == "cuda":  # in the model, transfers take no time, so wait for the real ones
             transfers.Ticket.done = property(lambda ticket: ticket.synchronize() is None)  # type: ignore[assignment,method-assign]
-            wait_for_staging(mem)
+            for each in mem.tiers.host.sets:
+                each.transfers.__class__ = Patient
         self.mem, self.model, self.memory = mem, model, memory
         self.real, self.below = mem.tiers, model.below
         if self.kv:

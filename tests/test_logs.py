@@ -10,13 +10,13 @@ import pytest
 import memstate as ms
 from memstate import logs
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.policies import Lru, LruPages
+from tests.proof.stateful.script import Play
 from tests.support import owners
-from tests.support.serving import Server
 from tests.support.tiered_small import fetch, push_down, tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
 
-CPU = Backend("reference")
+CPU = Backend("reference", "cpu")
+pytestmark = pytest.mark.script
 
 
 @pytest.fixture
@@ -30,32 +30,35 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any
     ]
 
 
-def served(prompts: int, **settings: Any) -> Server:
-    """Returns a server whose cache has states of 8 tokens."""
-    prefix = ms.Prefix(states=Lru(), pages=LruPages(), **settings.pop("prefix", {}))
-    at = Server(CPU, "redirect", every=64, prefix=prefix, **{"pages": 30, "whole": True, **settings})
+def rig(**settings: Any) -> Play:
+    return Play(CPU, **({"strategy": "redirect", "every": 8, "page_size": 4} | settings))
+
+
+def served(prompts: int, **settings: Any) -> Play:
+    """Returns a manager whose cache has states of 8 tokens."""
+    play = rig(**({"every": 64, "pages": 26, "prefix": True} | settings))
     for n in range(prompts):
-        row = at.start(whole(n))
-        at.prefill(row, publish=False)
-        at.end([row])
-    return at
+        play.turn(range(100 * n, 100 * n + 9))
+    return play
 
 
 @pytest.mark.parametrize("why", ["room", "pages", "limit", "cleared", "superseded"])
 def test_O5_every_evicted_state_is_counted_and_logged_with_its_reason(
     why: str, told: Callable[[str], list[dict[str, Any]]]
 ) -> None:
-    at = served(3, slots=3 if why == "room" else 6, prefix={"most_states": 2} if why == "limit" else {})
+    play = served(3, slots=4 if why == "room" else 6, most_states=2 if why == "limit" else None)
+    cache = play.mem.prefix
+    assert cache is not None
     if why == "room":
-        at.start([1, 2, 3])
+        play.admit([1, 2, 3], [4, 5, 6])
     elif why == "pages":
-        at.start(range(500, 600))
+        play.admit(range(500, 590))
     elif why == "cleared":
-        at.cache.clear()
+        cache.clear()
     elif why == "superseded":
-        at.cache._note_superseded(next(iter(owners.nodes(at.cache).values())))
-        at.cache.evict_states(1)
-    stats = at.mem.stats().prefix
+        cache._note_superseded(next(iter(owners.nodes(cache).values())))
+        cache.evict_states(1)
+    stats = play.mem.stats().prefix
     assert stats.evicted_states
     gone = {name: n for name, n in vars(stats).items() if name.startswith("gone_") and n}
     assert gone == {f"gone_{why}": stats.evicted_states}
@@ -63,51 +66,41 @@ def test_O5_every_evicted_state_is_counted_and_logged_with_its_reason(
 
 
 def test_a_state_that_a_row_takes_over_is_no_loss(told: Callable[[str], list[dict[str, Any]]]) -> None:
-    at = served(1, slots=1)
-    row = at.start([*whole(0), 7])
-    stats = at.mem.stats().prefix
-    assert at.mem.info(row).length == 8
+    play = served(1, slots=2)
+    play.claim(1)
+    play.admit(range(9))
+    stats = play.mem.stats().prefix
     assert (stats.gone_taken, stats.evicted_states, [each["why"] for each in told("evicted")]) == (1, 1, ["taken"])
 
 
 def test_recover_counts_the_states_that_it_could_not_keep() -> None:
-    at = served(2, slots=6)
-    at.mem.submit()
-    with pytest.raises(KeyboardInterrupt), at.mem._parts.guard.changing("plan"):
-        at.mem._parts.guard.registers.append(list(owners.nodes(at.cache))[:1])
+    mem = served(2).mem
+    mem.submit()
+    with pytest.raises(KeyboardInterrupt), mem._parts.guard.changing("plan"):
+        mem._parts.guard.registers.append(list(owners.nodes(mem.prefix))[:1])
         raise KeyboardInterrupt
-    at.mem.recover()
-    stats = at.mem.stats().prefix
+    mem.recover()
+    stats = mem.stats().prefix
     assert (stats.gone_cleared, stats.evicted_states, stats.states) == (1, 1, 1)
 
 
 def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[str], list[dict[str, Any]]]) -> None:
-    mem = Server(CPU, "redirect", slots=2, rows=2, prefix=False, pages=3).mem
-    rows = mem.admit([ms.Request("a"), ms.Request("b")])
-    mem.extend(rows[:1], [8])
-    mem.settle(mem.plan(rows[:1], 8))
-    mem.extend(rows[:1], [9])
-    mem.settle(mem.plan(rows[:1]))  # the row is at a boundary, and no slot is free
-    assert mem.stats().degraded == 1
+    play = rig(slots=2, rows=2, pages=3)
+    a, b = play.admit(None, None)
+    play.run(a, range(9))  # the row is at a boundary, and no slot is free
     assert told("degraded") == [{"refused": 1, "free": 0, "reserve": 0, "limit": 2**31 - 1}]
-    for error, call in (
-        (ms.OutOfRows, lambda: mem.admit([ms.Request("c")])),
-        (ms.OutOfRows, lambda: mem.fork(rows[1], ["c"])),
-        (ms.OutOfPages, lambda: mem.extend(rows[1:], [99])),
-    ):
-        with pytest.raises(error):
-            call()
-    mem.end(rows[:1])
-    mem.submit()
-    mem.pool.claim(1)
-    with pytest.raises(ms.OutOfSlots):
-        mem.admit([ms.Request("c")])
-    stats = mem.stats()
+    play.admit(None)
+    play.fork(b, "c")
+    play.extend(b, 90)
+    play.end(a, how="release")
+    play.claim(1)
+    play.admit(None)
+    stats = play.mem.stats()
     assert (stats.short_of_rows, stats.short_of_pages, stats.short_of_slots) == (2, 1, 1)
     assert [(each["call"], each["error"]) for each in told("refused")] == [
         ("admit", "OutOfRows"), ("fork", "OutOfRows"), ("extend", "OutOfPages"), ("admit", "OutOfSlots"),
     ]  # fmt: skip
-    with pytest.raises(ZeroDivisionError), mem._parts.guard.changing("plan"):
+    with pytest.raises(ZeroDivisionError), play.mem._parts.guard.changing("plan"):
         raise ZeroDivisionError
     assert told("interrupted") == [{"call": "plan", "why": "ZeroDivisionError()"}]
 
@@ -159,24 +152,21 @@ def test_an_error_s_own_words_and_numbers_make_no_kind_and_there_are_few(lines: 
 
 
 def test_slots_that_were_claimed_are_counted_by_whoever_claims() -> None:
-    mem = Server(CPU, "redirect", slots=8, prefix=False).mem
-    ids = mem.pool.claim(2)
-    mem.pool.release(ids)
-    rows = mem.admit([ms.Request("a")])
-    mem.extend(rows, [9])
-    mem.settle(mem.plan(rows, 8))
-    mem.settle(mem.plan(rows))  # the plan claims a slot at the boundary
-    stats = mem.stats()
+    play = rig()
+    play.release(play.claim(2))
+    (row,) = play.admit(None)
+    play.run(row, range(9))  # the last plan claims a slot at the boundary
+    stats = play.mem.stats()
     assert (stats.claimed, stats.snapshots, stats.capacity - stats.free) == (4, 1, 2)
 
 
 def test_sessions_that_make_way_are_counted(told: Callable[[str], list[dict[str, Any]]]) -> None:
-    at = Server(CPU, "redirect", slots=2)
-    talk = at.mem.sessions.open("talk")
-    at.turn([1] * 8, session=talk)
-    assert at.mem.stats().sessions == 1 and at.mem.stats().held_by_sessions == 1
-    at.admit(ms.Request("a", tokens=[2] * 5), ms.Request("b", tokens=[3] * 5))
-    assert at.mem.stats().sessions_emptied == 1
+    play = rig(slots=2)
+    (talk,) = play.open("talk")
+    play.turn(range(8), talk)
+    assert play.mem.stats().sessions == 1 and play.mem.stats().held_by_sessions == 1
+    play.admit(None, None)
+    assert play.mem.stats().sessions_emptied == 1
     assert [(each["expired"], each["states"]) for each in told("session emptied")] == [(False, 1)]
 
 
@@ -226,13 +216,12 @@ def test_a_handler_that_raises_ends_no_call(
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        at = served(3, slots=3)
-        at.start([1, 2, 3])  # this admission evicts
+        play = served(3, slots=4)
+        play.admit([1, 2, 3], [4, 5, 6])  # this admission evicts
     finally:
         log.removeHandler(handler)
         log.setLevel(logging.NOTSET)
-    stats = at.mem.stats().prefix
-    assert stats.evicted_states == 1
+    assert play.mem.stats().prefix.evicted_states == 1
     assert ("ZeroDivisionError" in capsys.readouterr().err) == raises
 
 
@@ -274,11 +263,11 @@ def test_an_event_is_one_line_of_json_and_of_text(caplog: pytest.LogCaptureFixtu
 
 def test_a_state_that_no_chunk_came_near_is_told_once(told: Callable[[str], list[dict[str, Any]]]) -> None:
     """The counter counts each such state. The only line names the call that helps."""
-    at = Server(CPU, "redirect", every=64, pages=30)
+    play = rig(every=64, prefix=True)
     for n in range(2):
-        row = at.start([100 * n + i for i in range(7)])
-        at.mem.settle(at.step_to([row], [7]))  # one chunk, though mem.chunk() would end the first chunk at 4
-        at.mem.end([row])
+        (row,) = play.admit(range(100 * n, 100 * n + 7))
+        play.step([row], 7)  # one chunk, though mem.chunk() would end the first chunk at 4
+        play.end(row, how="release")
     (line,) = told("missed")
-    assert (line["wanted"], line["chunk"]) == (4, [0, 7]) and at.mem.stats().missed == 2
+    assert (line["wanted"], line["chunk"]) == (4, [0, 7]) and play.mem.stats().missed == 2
     assert "mem.chunk()" in line["why"] and "Forward(grid=)" in line["why"]

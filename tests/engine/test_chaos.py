@@ -18,9 +18,8 @@ from memstate.testing.chaos import Chaos, Faults, FaultyStore
 from memstate.tiers import Outcome, Store
 from tests.support.build import on
 from tests.support.demo_talks import demo
-from tests.support.planes import LAYOUT, I, Planes
-from tests.support.serving import Server
-from tests.support.tiered_small import CPU, T, tiered, turn, whole
+from tests.support.planes import LAYOUT, I
+from tests.support.tiered_small import CPU, tiered, turn, whole
 from tests.support.virtual import MemoryStore
 
 EVERYTHING = "seed={seed},claims=0.3,admissions=0.3,store_fails=0.3,store_late_s=0.0005,polls=0.4"
@@ -76,31 +75,26 @@ def test_an_engine_computes_the_same_under_any_chaos(
 
 def test_a_refused_claim_costs_a_snapshot_and_nothing_else(told: pytest.LogCaptureFixture) -> None:
     mem = redirected(Chaos(claims=1.0))
-    rows, planes = mem.admit([*map(ms.Request, "abc")]), Planes(mem)
-    for token in range(2 * I + 1):
-        step = mem.plan(rows)
-        planes.forward(step, [(100 * row.index + token,) for row in rows])
-        mem.settle(step)
+    rows = mem.admit([*map(ms.Request, "abc")])
+    for _ in range(2 * I + 1):
+        mem.settle(mem.plan(rows))
     stats = mem.stats()
     assert stats.snapshots == 0 and stats.degraded == 6 and stats.chaos == ChaosStats(claims=2)
-    fed = {row.index: tuple(range(100 * row.index, 100 * row.index + 2 * I + 1)) for row in rows}
-    assert planes.wrong({int(mem.device.live_slots[row]): tokens for row, tokens in fed.items()}) == []
     require_logged(told, stats.chaos)
     assert len(lines(told)) == 2 and "a step of 3 rows could make 0, 3 were refused" in lines(told)[0]
 
 
-@pytest.mark.parametrize("strategy", ["ping-pong", "lazy", "redirect"])
-def test_a_refused_mark_costs_a_state_and_nothing_else(strategy: str, told: pytest.LogCaptureFixture) -> None:
-    at = Server(CPU, strategy, every=64, chaos=Chaos(claims=1.0))
-    row = at.start(T[:12])
-    at.prefill(row, publish=False)
-    at.run([row])  # the plan of this step would keep the state of 12 tokens
-    stats = at.mem.stats()
-    assert not at.states() and stats.refused == 1 and stats.degraded == 0 and stats.chaos == ChaosStats(claims=1)
+@pytest.mark.parametrize("tracking", [ms.PingPong(16), ms.LazyPingPong(16), ms.Redirect(16)], ids=repr)
+def test_a_refused_mark_costs_a_state_and_nothing_else(tracking: ms.Tracking, told: pytest.LogCaptureFixture) -> None:
+    chaos = {"chaos": Chaos(claims=1.0), "prefix": ms.Prefix(), "page_size": 4, "ends": True}
+    mem = on(CPU, LAYOUT, slots=16, max_requests=4, tracking=tracking, **chaos)
+    rows = mem.admit([ms.Request("a", tokens=range(12))])
+    for tokens in (8, 4):  # the second plan would keep the state of 8 tokens
+        mem.settle(mem.plan(rows, tokens))
+    stats = mem.stats()
+    assert (stats.prefix.states, stats.refused, stats.degraded, stats.chaos) == (0, 1, 0, ChaosStats(claims=1))
     require_logged(told, stats.chaos)
     assert "a step of 1 rows could make 0, 1 were refused" in lines(told)[0]
-    at.look()
-    at.end([row])
 
 
 def test_claims_stay_below_the_caller_s_limit_and_count_only_where_chaos_refused() -> None:

@@ -6,10 +6,9 @@ defects into kernels on purpose, and must notice them: a sample, with MEMSTATE_P
 
 import random
 import re
-from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,17 +23,15 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.tables import COUNTERS
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
 from tests.proof.mutation.interleaved import MUTANTS, OUTSIDE, mutated
-from tests.support import inside, op_cases, op_launches
+from tests.proof.stateful.script import ALL, Play
+from tests.support import op_cases, op_launches
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
-from tests.support.build import on
-from tests.support.planes import LAYOUT, MAKERS, Planes, every_strategy
 from tests.support.sampling import PROOF
 
 try:  # the interleaver replaces parts of Triton; its import fails if they do not fit
@@ -343,38 +340,21 @@ def test_a_release_that_is_not_atomic_loses_slots(atomic: bool, tmp_path: Path) 
 
 
 @pytest.mark.sample(2)
-@every_strategy
-def test_a_manager_serves_alike_under_every_schedule(name: str, generator: torch.Generator) -> None:
-    """Serves requests with overlap, hits and releases, once under a random schedule and once on the reference."""
-    seed, served = generator.initial_seed(), {}
-    for kernels in ("reference", "interpreter"):
-        mem = on(Backend(kernels), LAYOUT, slots=16, max_requests=4, tracking=MAKERS[name](), overlap=True)
-        blocks = mem.planes.plane_map.blocks
-        with interleaved(Seeded(seed), Limits(reach=blocks, null=[block[:, 0] for block in blocks])) as log:
-            serve(mem)
-        table = inside.registers(mem).table
-        served[kernels] = [*table[:4], table.bitmap, table.counters, *(block[:, 1:] for block in blocks)]
-    assert all(map(torch.equal, *served.values()))
+@pytest.mark.script
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_manager_serves_alike_under_every_schedule(strategy: str, generator: torch.Generator) -> None:
+    """Serves requests with overlap, hits and releases under a random schedule."""
+    play = Play(Backend("interpreter", "cpu"), strategy=strategy, overlap=True, slots=16)
+    blocks = play.mem.planes.plane_map.blocks
+    limits = Limits(reach=blocks, null=[block[:, 0] for block in blocks])
+    with interleaved(Seeded(generator.initial_seed()), limits) as log:
+        a, b = play.admit(None, None)
+        for _ in range(10):
+            play.step([a, b, None])
+        play.settle(ended=[a])
+        (snap, *_) = play.end(a, b, how="publish") or [None]
+        (row,) = play.admit(None, resume=snap)
+        play.step([row])
+        play.finish()
     assert log.conflicts() == []
     assert {"_ownership", "_plan", "_move"} <= {launch.kernel for launch in log.launches}
-
-
-def serve(mem: ms.StateManager) -> None:
-    planes, tokens = Planes(mem), count(1000)
-
-    def step(rows: Sequence[ms.Row | None]) -> ms.Step:
-        made = mem.plan(rows)
-        planes.forward(made, [(next(tokens),) if row else () for row in rows])
-        mem.submit(made)
-        return made
-
-    rows = [*mem.admit([ms.Request(i) for i in range(2)]), None]
-    flying = [step(rows)]
-    for _ in range(9):
-        flying.append(step(rows))
-        mem.settle(flying.pop(0))
-    mem.settle(flying.pop(0), [True, False, False])
-    kept = [snap for snap in mem.end(rows[:2], keep="handle") if snap]
-    again = ms.Request("hit", length=kept[0].length + 4, resume=kept[0]) if kept else ms.Request("again")
-    mem.settle(step(mem.admit([again])))
-    mem.submit()

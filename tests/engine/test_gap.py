@@ -152,7 +152,7 @@ def test_a_state_published_and_evicted_in_the_gap_goes_down_behind_the_forward(p
     (row,) = play.admit(text)
     play.run(row, text[:4])
     step = play.step([row], 4, run=False)
-    play.end_open(row, how="told")
+    play.end(row, how="told", land=False)
     play.evict(states=9)
     for call in (play.mem.tiers.flush, play.mem.tiers.clear, play.mem.close):
         play.refuses(ms.InvalidArgument, call, "wait for the newest step's forward")
@@ -175,7 +175,7 @@ def test_kv_that_the_forward_has_still_to_write_does_not_go_down(play: Play) -> 
     play.publish(x)
     if play.cleared:
         play.empty_host()
-    play.end_open(y, how="told")
+    play.end(y, how="told", land=False)
     play.match(text)
     play.evict(states=1)
     play.reached("refused")

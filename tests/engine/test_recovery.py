@@ -17,7 +17,7 @@ import memstate as ms
 from memstate.engine.stepping import Stepping
 from memstate.guard import Changing, Guard
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.policies import Lru, LruPages
+from memstate.prefix.policies import Lru
 from memstate.prefix.tree import Node
 from memstate.requests.holdings import PUBLISHED
 from memstate.requests.page_table import PageTable
@@ -28,16 +28,16 @@ from memstate.tiers.workers import Workers
 from tests.engine.calls import CALLS
 from tests.proof.stateful.script import ALL, Play, script
 from tests.support import inside, owners
-from tests.support.serving import Server
 from tests.support.tiered_small import push_down, tiered, turn, whole
 from tests.support.virtual import AtOnce, ByHand, MemoryStore
 
 T = list(range(8))
+RIG: dict[str, Any] = {"strategy": "redirect", "every": 8, "page_size": 4, "pages": 60, "slots": 16}
 
 
 @pytest.fixture
 def plain() -> Backend:
-    return Backend("reference")
+    return Backend("reference", "cpu")
 
 
 def interrupted(mem: ms.StateManager, rows: Sequence[ms.Row], error: BaseException | None = None) -> None:
@@ -59,24 +59,6 @@ def test_every_call_says_that_an_earlier_one_was_interrupted(name: str) -> None:
     assert mem.stats().rows_used == 1
     mem.recover(keep=False)
     mem.audit().raise_if_leaking()
-
-
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), ms.OutOfSlots(1, 0)], ids=repr)
-def test_a_length_that_is_one_step_too_long_is_never_used(error: BaseException, keep: bool, plain: Backend) -> None:
-    """Without the guard, the next release would publish a state under the length of a step that never ran."""
-    at = Server(plain)
-    row = at.start(T)
-    at.prefill(row, publish=False)
-    at.mem.extend([row], [9])
-    interrupted(at.mem, [row], error)
-    with pytest.raises(ms.Broken):
-        at.mem.end([row], keep="cache", tokens=[at.text[row]])
-    at.mem.recover(keep=keep)
-    with pytest.raises(ms.StaleHandle, match=r"request 'of 8' was ended by recover"):
-        at.mem.info(row)
-    at.look(idle=True)
-    assert at.turn(T) == 0
 
 
 def test_an_interrupt_at_the_very_end_is_noticed() -> None:
@@ -116,23 +98,20 @@ def test_M18_recover_keeps_what_no_unsent_change_touches(play: Play) -> None:
     play.reached(*[] if play.sent else ["evicted_states"])
 
 
-def test_a_snapshot_that_was_not_sent_is_lost() -> None:
+@pytest.mark.script
+def test_a_snapshot_that_was_not_sent_is_lost(plain: Backend) -> None:
     """On the device, the snapshot's register still holds another state of the same length."""
-    at = Server(Backend("reference"), prefix=False, snapshots=1, pages=0)
-    mem = at.mem
-    rows = [at.start(tokens) for tokens in (T, T[::-1])]
-    for row in rows:
-        at.prefill(row, publish=False)
-        mem.settle(at.step([row]))
-    other = at.start(T)
-    (first,) = mem.publish(rows[:1])
-    mem.submit()
+    play = Play(plain, strategy="redirect", every=8, snapshots=1)
+    mem, rows = play.mem, play.admit(None, None, None)
+    play.run_all(rows[:2], [range(9), range(9)])
+    (first,) = play.publish(rows[0], handles=True)
+    play.submit()
     mem.drop([first])
-    (snap,) = mem.publish(rows[1:])
-    assert first is not None and snap is not None and (first.register, first.length) == (snap.register, snap.length)
+    (snap,) = mem.publish(rows[1:2])
+    assert snap is not None and (first.register, first.length) == (snap.register, snap.length)
     assert inside.registers(mem).table.labels[snap.register] == 8  # still the label of the first state
     with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
-        mem.extend([other], [1])
+        mem.extend(rows[2:], [1])
     kept = mem.recover()
     assert (kept.lost, kept.snapshots) == ([snap], [])
     with pytest.raises(ms.StaleHandle):
@@ -156,28 +135,27 @@ def test_states_whose_bytes_were_not_loaded_are_not_kept(pages: int) -> None:
     assert turn(mem, [*whole(1), 1]) == 0
 
 
+@pytest.mark.script
 @pytest.mark.parametrize("when", ["before", "in the publish and in recover"])
 def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Backend) -> None:
-    at = Server(plain, "none", every=8)
-    row = at.start(range(15))
-    at.prefill(row, publish=False)
-    at.mem.extend([row], [16])
-    step = at.mem.plan([row])  # the forward would complete a page, but never runs
-    tokens = [[*at.text[row]][:16]]
+    play = Play(plain, **RIG | {"strategy": "none"}, prefix=True)
+    mem, text = play.mem, [*range(16)]
+    (row,) = play.admit(text[:15])
+    play.run(row, text[:15])
+    step = play.step([row], run=False)  # the forward would complete a page, but never runs
     if when == "before":
-        at.mem.publish([row], keep="cache", tokens=tokens)
-        assert step.after.tolist() == [16] and at.mem.match([*tokens[0], 1]).kv_length == 16
+        mem.publish([row], keep="cache", tokens=[text])
+        assert step is not None and step.step.after.tolist() == [16] and mem.match([*text, 1]).kv_length == 16
         with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
-            at.mem.extend([row], [16])
+            mem.extend([row], [16])
     else:
         with pytest.raises(MemoryError), mock.patch.object(Stepping, "promise", side_effect=MemoryError):
-            at.mem.publish([row], keep="cache", tokens=tokens)
+            mem.publish([row], keep="cache", tokens=[text])
     if when.endswith("recover"):
         with pytest.raises(KeyboardInterrupt), mock.patch.object(RegisterFile, "reset", side_effect=KeyboardInterrupt):
-            at.mem.recover()
-    at.mem.recover()
-    assert at.mem.match([*at.text[row][:16], 1]).kv_length == 0
-    at.look(idle=True)
+            mem.recover()
+    mem.recover()
+    assert mem.match([*text, 1]).kv_length == 0 and mem.audit().clean
 
 
 @pytest.mark.parametrize(
@@ -189,28 +167,27 @@ def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Ba
         ("slots", {"held": 5, "keep": False}),
     ],
 )
+@pytest.mark.script
 def test_what_a_recover_is_to_keep_is_said_or_refused(said: str, arguments: dict[str, Any], plain: Backend) -> None:
-    at = Server(plain)
-    row = at.start(T)
-    with pytest.raises(ms.InvalidArgument, match=said):
-        at.mem.recover(**arguments)
-    assert at.mem.info(row).length == 0
-    at.end([row])
+    play = Play(plain)
+    play.admit(None)
+    play.refuses(ms.InvalidArgument, lambda: play.mem.recover(**arguments), said)
 
 
+@pytest.mark.script
 def test_slots_held_by_id_are_named(plain: Backend) -> None:
-    at = Server(plain, whole=True)
-    ids = at.mem.pool.claim(3).tolist()
-    at.turn(T)
-    cached = int(at.states()[8].register)
-    taken = at.slot(cached)
+    play = Play(plain, **RIG, prefix=True)
+    mem, ids = play.mem, play.claim(3)
+    play.turn(range(9))
+    play.submit()
+    (cached,) = owners.nodes(mem.prefix)
+    taken = int(inside.registers(mem).table.slots[cached])
     for wrong in ([*ids, ids[0]], [0], [99], [-1], [taken], [16]):
-        with pytest.raises(ms.InvalidArgument, match=r"^held"):
-            at.mem.recover(wrong)
-    assert at.mem.recover(torch.tensor(ids[:2])).cached == 1 and at.mem.free_slots == 16 - 2 - 1
-    assert at.mem.pool.claim(1).tolist() == [ids[2]]
-    at.mem.pool.release(ids)
-    at.mem.audit().raise_if_leaking()
+        play.refuses(ms.InvalidArgument, lambda wrong=wrong: mem.recover(wrong), "^held")
+    assert mem.recover(torch.tensor(ids[:2])).cached == 1 and mem.free_slots == 16 - 2 - 1
+    assert mem.pool.claim(1).tolist() == [ids[2]]
+    mem.pool.release(ids)
+    mem.audit().raise_if_leaking()
 
 
 class Shy(Lru):
@@ -220,18 +197,17 @@ class Shy(Lru):
         raise ms.OutOfSlots(1, 0)
 
 
+@pytest.mark.script
 def test_back_pressure_that_a_policy_raises_is_no_back_pressure(plain: Backend) -> None:
-    at = Server(plain, prefix=ms.Prefix(Lru(), LruPages()))
-    at.turn(T)
-    at.mem.submit()
-    (row,) = at.mem.admit([ms.Request("b", tokens=[*T, 1])])
-    step = at.mem.plan([row], 1)
+    play = Play(plain, **RIG, prefix=True)
+    play.turn(range(9))
+    (row,) = play.admit(range(9))
+    step = play.mem.plan([row], 1)
     with mock.patch.object(Lru, "used", Shy.used), pytest.raises(ms.OutOfSlots):
-        at.mem.settle(step)  # settle tells policies of new requests
+        play.mem.settle(step)  # settle tells policies of new requests
     with pytest.raises(ms.Broken, match="settle"):
-        at.mem.poll()
-    assert at.mem.recover().ended == ["b"]
-    assert at.turn([*T, 1]) == 8
+        play.mem.poll()
+    assert play.mem.recover().ended == ["r2"] and play.mem.match(range(9)).length == 8
 
 
 def test_a_reset_puts_an_allocator_without_a_manager_right(plain: Backend) -> None:
@@ -337,22 +313,20 @@ def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path
     getattr(mem.tiers if call == "clear" else mem, call)()
 
 
+@pytest.mark.script
 @pytest.mark.parametrize("why", ["waiting work fills it", "the interrupted call took it"])
 def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Backend) -> None:
     """The snapshot's state is certainly right, but the KV of its page may be wrong, and a state needs its KV."""
-    at = Server(plain, prefix=False)
-    mem, rows = at.mem, [at.start(T), at.start(T[::-1]), at.start([*T, 1])]
-    for row in rows:
-        at.prefill(row, publish=False)
-        mem.settle(at.step([row]))
-    unsure, sure = mem.publish(rows[:2])
-    assert unsure is not None and sure is not None and len(unsure.pages) == len(sure.pages) == 2
-    mem.end(rows[:2])
-    mem.submit()
+    play = Play(plain, **RIG)
+    mem, rows = play.mem, play.admit(None, None, None)
+    play.run_all(rows, [range(9)] * 3)
+    unsure, sure = play.publish(*rows[:2], handles=True)
+    assert len(unsure.pages) == len(sure.pages) == 2
+    play.end(*rows[:2], how="release")
+    play.submit()
     if why == "waiting work fills it":
-        mem.extend(rows[2:], [mem.info(rows[2]).length + 1])
-        mem.plan(rows[2:])
-        mem.end(rows[2:])  # this release waits for the forward, and so do later changes
+        play.step(rows[2:], run=False)
+        play.end(rows[2], how="release", land=False)  # this release waits for the forward, and so do later changes
         inside.commands(mem).then(Action(lambda: None, pages=unsure.pages[1:]))
     else:
         with pytest.raises(MemoryError), mem._parts.guard.changing("extend"):
@@ -368,22 +342,21 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
     mem.audit().raise_if_leaking()
 
 
+@pytest.mark.script
 def test_an_idle_session_whose_pages_are_unsure_is_empty_after_a_recover(plain: Backend) -> None:
     """The session's states are certainly right, but they would be read with KV that was never written."""
-    at = Server(plain, prefix=False)
-    chats = [at.mem.sessions.open(name) for name in "ab"]
-    for chat, tokens in zip(chats, (T, T[::-1]), strict=True):
-        row = at.start(tokens, session=chat)
-        at.prefill(row)
-        at.mem.end([row], keep="cache", tokens=[tokens])
-    at.mem.submit()
-    unsure = owners.session(at.mem, chats[0]).pages[-1]
-    with pytest.raises(MemoryError), at.mem._parts.guard.changing("extend"):
-        at.mem._parts.guard.pages.append([unsure])
+    play = Play(plain, **RIG)
+    mem, chats = play.mem, play.open("a", "b")
+    for chat in chats:
+        play.turn(T, chat)
+    play.submit()
+    unsure = owners.session(mem, chats[0]).pages[-1]
+    with pytest.raises(MemoryError), mem._parts.guard.changing("extend"):
+        mem._parts.guard.pages.append([unsure])
         raise MemoryError
-    assert at.mem.recover().in_sessions == 1
-    assert [(info.tokens, info.states, info.pages) for info in at.mem.sessions.infos()] == [(0, 0, 0), (8, 1, 2)]
-    at.mem.audit().raise_if_leaking()
+    assert mem.recover().in_sessions == 1
+    assert [(info.tokens, info.states, info.pages) for info in mem.sessions.infos()] == [(0, 0, 0), (8, 1, 2)]
+    mem.audit().raise_if_leaking()
 
 
 def test_a_close_that_was_interrupted_can_be_repeated() -> None:

@@ -135,7 +135,7 @@ def test_a_request_that_ends_at_once_leaves_its_load_to_itself(play: Play) -> No
     play.turn(TWO)
     play.go_down()
     (row,) = play.admit([*ONE, 1])
-    play.end_open(row)
+    play.end(row, how="release", land=False)
     play.thin(states=9)
     play.poll()
     play.match([*ONE, 1])
@@ -166,7 +166,7 @@ def test_whatever_is_on_its_way_arrives_first(play: Play) -> None:
     play.submit()
     play.poll()  # the save is on its way
     (row,) = play.admit([*ONE, 1])  # the load is on its way
-    play.end_open(row)
+    play.end(row, how="release", land=False)
     if play.ending != "finish":
         getattr(play, play.ending)()
         play.turn([*ONE, 1])

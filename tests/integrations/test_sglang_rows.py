@@ -1,9 +1,7 @@
-"""Tests memstate's pool under SGLang's scheduler code, beside SGLang's pool, with the same random calls."""
+"""Tests memstate's pool beside SGLang's pool; `make engine-proof` runs both under SGLang's scheduler."""
 
-import random
 import runpy
 from array import array
-from collections.abc import Iterator
 from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
@@ -16,7 +14,6 @@ import torch
 import memstate as ms
 from memstate.integrations.sglang import MambaSlotAllocator
 from memstate_tools.bench.no_torchvision import leave_out_torchvision
-from tests.support.sglang import Engine, make_pool
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
 leave_out_torchvision()
@@ -27,60 +24,22 @@ batch = import_module("sglang.srt.managers.schedule_batch")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-EVERY = 4
-# (lazy, overlap); SGLang's lazy strategy needs overlap
-KINDS = {"overlap": (False, True), "in turn": (False, False), "lazy": (True, True)}
-ROWS = 8
 
+def make_pool(kind: Any, rows: int, slots: int, *, lazy: bool = False, **named: Any) -> Any:
+    """Makes a pool of class `kind` for two layers of a tiny state. With `pre_alloc_size`: that of a decode server."""
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 
-def run(seed: int, sides: list[Engine], scarce: bool) -> Iterator[None]:
-    """Makes the same random calls on all sides. Yields each time before cached states are evicted."""
-    rng, first, count, ending = random.Random(seed), sides[0], 0, set[str]()
-    for _ in range(60):
-        come, draw, clears = rng.randrange(4), rng.random(), rng.random() < (0.5 if scarce else 0.9)
-        room = min(side.room() for side in sides)
-        names = [f"r{count + i}" for i in range(min(come, room, ROWS - len(first.active)))]
-        count += len(names)
-        running = [name for name in first.active if name not in ending]
-        for side in sides:
-            if names:
-                side.admit(names)
-        ends = {name for i, name in enumerate(running) if (draw * 7 + i / 3) % 1 < 0.15}
-        for side in sides:
-            side.step(ends)
-        ending = {name for name in ending | ends if name in first.active}
-        yield
-        if clears:
-            for side in sides:
-                for name in list(side.kept):
-                    side.drop(name)
-
-
-def kept(engine: Engine) -> dict[str, tuple[int, int]]:
-    """Returns name of a kept state -> (its length, the number of tokens that its bytes stand for)."""
-    return {name: (length, int(engine.lengths[slot])) for name, (slot, length) in engine.kept.items()}
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("scarce", [False, True], ids=["", "scarce"])
-@pytest.mark.parametrize(("lazy", "overlap"), KINDS.values(), ids=KINDS)
-def test_the_same_calls_give_the_same_lengths(lazy: bool, overlap: bool, scarce: bool, seed: int) -> None:
-    """Both pools give the same rows, lengths and states, and no slot has two owners."""
-    slots = ROWS * (3 if overlap and not lazy else 2) + (2 if scarce else 40)
-    a, b = sides = [Engine(kind.HybridReqToTokenPool, ROWS, slots, EVERY, lazy, overlap) for kind in (theirs, ours)]
-    for _ in run(seed, sides, scarce):
-        for side in sides:
-            owned = side.owned()
-            assert len(set(owned)) == len(owned)
-            assert side.pool.mamba_allocator.available_size() == slots - len(owned)
-        assert kept(a) == kept(b)
-        for name, req in a.active.items():
-            kv, other = req.kv, b.active[name].kv
-            for field in ("req_pool_idx", "mamba_next_track_idx", "mamba_last_track_idx", "mamba_last_track_seqlen"):
-                assert getattr(kv, field) == getattr(other, field), (seed, name, field)
-            tracks = [each.mamba_ping_pong_track_buffer.tolist() for each in (kv, other)]
-            assert [slot < 0 for slot in tracks[0]] == [slot < 0 for slot in tracks[1]]
-    b.pool.mamba_allocator.check()
+    shape = Mamba2StateShape.create(
+        tp_world_size=1, intermediate_size=2, n_groups=1, num_heads=1, head_dim=2, state_size=2, conv_kernel=2
+    )
+    settings = {
+        "size": rows, "mamba_size": slots, "max_context_len": 4, "device": "cpu", "enable_memory_saver": False,
+        "cache_params": Mamba2CacheParams(shape=shape, layers=[0, 2]), "mamba_layer_ids": [0, 2],
+        "enable_mamba_extra_buffer": True, "enable_overlap_schedule": True, "speculative_num_draft_tokens": None,
+    }  # fmt: skip
+    if "pre_alloc_size" not in named:
+        settings |= {"mamba_spec_state_size": 0, "enable_mamba_extra_buffer_lazy": lazy}
+    return kind(**settings | named)
 
 
 def requests(n: int) -> list[Any]:

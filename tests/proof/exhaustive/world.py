@@ -9,7 +9,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.proof.stateful.cache import Start
 from tests.proof.stateful.ledger import Row
-from tests.proof.stateful.machine import REFUSED, Flight
+from tests.proof.stateful.machine import Flight
 from tests.proof.stateful.operations import NO_LIMIT, Operations
 from tests.proof.stateful.settings import Digits, Settings
 
@@ -213,9 +213,9 @@ class World:
         self.at.forward(self.to_run)
         self.to_run = None
 
-    def _close(self) -> None:
-        """Runs the forward of the open step, if it has not run."""
-        if self.to_run:
+    def _close(self, flight: Flight | None = None) -> None:
+        """Runs the forward of the open step, if it has not run. flight: only if it is this step."""
+        if self.to_run and flight in (None, self.to_run):
             self.forward()
 
     def launched(self) -> None:
@@ -226,30 +226,18 @@ class World:
         self.at.submit(NOTHING)
 
     def settle(self, over: Sequence[bool]) -> None:
-        flight = self.at.flights[0]
-        if flight is self.to_run:
-            self.forward()
-        self.mem.settle(flight.step, list(over) if any(over) else None)
-        self.model.settle(flight.planned, over)
-        self.at.forget_step(flight)
+        self._close(self.at.flights[0])
+        self.at.settle_step(self.at.flights[0], list(over), list(over) if any(over) else None)
 
     def accept(self, accepted: Sequence[int], over: Sequence[bool]) -> None:
         flight = self.at.flights[0]
-        if flight is self.to_run:
-            self.forward()
-        self.mem.accept(flight.step, list(accepted), finished=list(over), written=flight.written)
-        self.model.accept(flight.planned, accepted, over, flight.written)
-        self.at.forget_step(flight)
+        self._close(flight)
+        self.at.accept_step(flight, list(accepted), list(accepted), list(over), flight.written)
 
     def cancel(self, publish: bool) -> bool:
-        flight, faults = self.to_run, {ms.InvalidArgument} if self.model.promised else set()
-        keep = "handle" if publish else None
-        snaps = self.at.attempt(faults, lambda: self.mem.cancel(flight.step, keep))
-        if snaps is REFUSED:
-            return False
-        self.to_run = None
-        self.at.cancelled(flight, snaps, publish)
-        return True
+        done = self.at.cancel_step(self.to_run, "handle" if publish else None)
+        self.to_run = None if done else self.to_run
+        return done
 
     def abort(self, row: int) -> None:
         self.at.end_rows(NOTHING, [self._handle(row)], "abort")
@@ -261,9 +249,7 @@ class World:
         self.at.publish_rows([self._handle(row)], set())
 
     def drop(self, register: int) -> None:
-        snap = next(snap for snap in self.at.snaps if snap.register == register)
-        self.mem.drop([snap])
-        self.model.drop([self.at.snaps.pop(snap)])
+        self.at.drop_snaps([snap for snap in self.at.snaps if snap.register == register], set())
 
     def end(self) -> None:
         """Ends everything, and asserts that all slots are free."""

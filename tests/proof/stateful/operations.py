@@ -136,6 +136,10 @@ class Operations(Machine):
         elif wrong == 4 and self.cached:
             snaps.append(snap := d.pick(*self.cached))
             faults |= {ms.StaleHandle} if snap in self.stale() else {ms.InvalidArgument}
+        self.drop_snaps(snaps, faults)
+
+    def drop_snaps(self, snaps: Sequence[Any], faults: Faults) -> None:
+        """Drops published handles on both sides."""
         if self.attempt(faults, lambda: self.mem.drop(snaps)) is not REFUSED:
             real = [snap for snap in snaps if snap is not None]
             self.model.drop([self.snaps.pop(snap) for snap in real])
@@ -801,47 +805,46 @@ class Operations(Machine):
         publish = d(2) == 1
         if flight not in self.flights:
             return
-        model = self.model
-        entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
-        handles = {row: handle for handle, row in self.handles.items()}
+        keep: Any = "handle" if publish else None
+        tenants = [self.model.tenant(entry) for entry in flight.planned.entries]
         faults: Faults = set()
         tokens = texts = None
         if d(3) == 1:
-            named = [handles.get(model.tenant(entry)) for entry in flight.planned.entries]  # type: ignore[arg-type]
-            tokens, texts, faults = self.tell(d, named)
-        elif publish and any(entry.row and entry.row.talk for entry in entries):
+            handles = {row: handle for handle, row in self.handles.items()}
+            keep, (tokens, texts, faults) = "cache", self.tell(d, [handles.get(row) for row in tenants])  # type: ignore[arg-type]
+        elif publish and any(row and row.talk for row in tenants):
             faults = {ms.InvalidArgument}
-
-        def call() -> Any:
-            keep: Any = "cache" if tokens is not None else "handle" if publish else None
-            return self.mem.cancel(flight.step, keep, **self.naming(tokens))
-
-        # A step cannot be cancelled if its results were published, if it is not open any more, or if it is late.
-        promised = model.promised or flight.planned is not model.open or model.late is not None
-        if promised:
-            faults.add(ms.InvalidArgument)
-        snaps = self.attempt(faults, call)
-        if snaps is REFUSED and (self.asleep or promised):  # the step stays, so its forward runs
-            if not ran:
-                self.forward(flight)
+        if self.cancel_step(flight, keep, tokens, texts, faults):
             return
-        if snaps is REFUSED:  # a step without a forward must be cancelled
-            publish, tokens, texts = False, None, None
-            snaps = self.attempt(set(), call)
+        if not (self.asleep or self._stays(flight)):  # a step without a forward must be cancelled
+            self.cancel_step(flight, None)
+        elif not ran:
+            self.forward(flight)
+
+    def _stays(self, flight: Flight) -> bool:
+        """Says whether a step cannot be cancelled: its results were published, it is not open any more, or late."""
+        model = self.model
+        return model.promised or flight.planned is not model.open or model.late is not None
+
+    def cancel_step(
+        self, flight: Flight, keep: Any, tokens: Any = None, texts: list[Text] | None = None,
+        faults: Faults = frozenset(),  # type: ignore[assignment]
+    ) -> bool:  # fmt: skip
+        """Cancels a step on both sides. Returns False if the call is refused. texts: what `tokens` mean."""
+        model, faults = self.model, faults | ({ms.InvalidArgument} if self._stays(flight) else set())
+        snaps = self.attempt(faults, lambda: self.mem.cancel(flight.step, keep, **self.naming(tokens)))
+        if snaps is REFUSED:
+            return False
+        entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
         if texts is not None:
             texts = [text for text, entry in zip(texts, flight.planned.entries, strict=True) if entry in entries]
-        self.cancelled(flight, snaps, publish, texts)
-
-    def cancelled(self, flight: Flight, snaps: Any, publish: bool, texts: list[Text] | None = None) -> None:
-        """Cancels a step in the model, and compares the published snapshots."""
-        model = self.model
-        entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
         rows = model.cancelled(flight.planned)
-        used = [snap.register for snap in snaps if snap] if publish else None
+        used = [snap.register for snap in snaps if snap] if keep == "handle" else None
         kept = iter(model.end(rows, used, [row.confirmed for row in rows], texts))
         self.note_snaps(snaps, [next(kept) if entry in entries else None for entry in flight.planned.entries])
         self.forget_rows([handle for handle, row in self.handles.items() if row in rows])
         self.forget_step(flight)
+        return True
 
     # New rows and rows that end
 

@@ -18,7 +18,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.proof.stateful.cache import Start
-from tests.proof.stateful.machine import REFUSED, Faults, Flight, Handles
+from tests.proof.stateful.machine import Faults, Flight, Handles
 from tests.proof.stateful.operations import Operations
 from tests.proof.stateful.settings import Digits, Settings
 from tests.support import owners
@@ -300,20 +300,11 @@ class Play:
     @verb
     def cancel(self, flight: Any, how: str = "release") -> None:
         """Cancels the newest step, which has not run; its rows end. how: as in `end`."""
-        machine, model = self.machine, self.model
+        machine = self.machine
         handles = {row: handle for handle, row in machine.handles.items()}
-        rows = [handles.get(model.tenant(entry)) for entry in flight.planned.entries]
-        tokens, texts, faults = machine.tell(PLAIN, rows) if how == "told" else (None, None, set())
-        keep = {"told": "cache", "publish": "handle", "release": None}[how]
-        if model.promised or flight.planned is not model.open or model.late is not None:
-            faults.add(ms.InvalidArgument)
-        snaps = machine.attempt(faults, lambda: self.mem.cancel(flight.step, keep, **machine.naming(tokens)))
-        if snaps is REFUSED:
-            return
-        if texts is not None:
-            pairs = zip(texts, flight.planned.entries, strict=True)
-            texts = [text for text, entry in pairs if model.tenant(entry)]
-        machine.cancelled(flight, snaps, how == "publish", texts)
+        rows = [handles.get(self.model.tenant(entry)) for entry in flight.planned.entries]
+        told = machine.tell(PLAIN, rows) if how == "told" else ()
+        machine.cancel_step(flight, {"told": "cache", "publish": "handle", "release": None}[how], *told)
 
     @verb
     def fork(self, row: Any, *names: str) -> Handles:
@@ -369,11 +360,8 @@ class Play:
     @verb
     def drop(self, *snaps: Any) -> None:
         """Drops published handles."""
-        machine = self.machine
-        faults: Faults = set() if all(snap in machine.snaps for snap in snaps) else {ms.StaleHandle}
-        if machine.attempt(faults, lambda: self.mem.drop(list(snaps))) is not REFUSED:
-            self.model.drop([machine.snaps.pop(snap) for snap in snaps])
-            machine.dropped.extend(snaps)
+        known = all(snap in self.machine.snaps for snap in snaps)
+        self.machine.drop_snaps(list(snaps), set() if known else {ms.StaleHandle})
 
     # Sessions, the cache, time
 

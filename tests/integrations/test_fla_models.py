@@ -6,24 +6,61 @@ The layers are unchanged, except that memstate's kernels read and write the stat
 import sys
 from collections.abc import Callable
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Mamba3State
 from tests.support.build import on
-from tests.support.fla_models import SaidToBeOnCuda, draw, fla_model
 from tests.support.peers import inner_module, module, on_cpu
 
+WORDS = 50
 HIDDEN, SIZE, HEADS, LAYERS, TAPS = 32, 16, 2, 2, 4
 TOKENS = 16
 State = dict[str, Any]  # states of a layer, by their names in the cache of flash-linear-attention
+
+
+class SaidToBeOnCuda(nn.Module):
+    """A projection that says it is on a GPU, for a layer that refuses all other devices."""
+
+    def __init__(self, projection: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.weight = projection, SimpleNamespace(device=torch.device("cuda"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.inner(x)
+        return projected
+
+
+def fla_model(patch: pytest.MonkeyPatch, name: str, device: torch.device, **config: Any) -> Any:
+    """Returns a model of the class with this name. Its autotuned kernels use their largest blocks, unmeasured."""
+    models = module("fla.models")
+    patch.setattr("triton.runtime.autotuner.Autotuner._bench", _small)
+    plain = {"vocab_size": WORDS, "fuse_norm": False, "fuse_cross_entropy": False, "dtype": "float32"}
+    made = getattr(models, f"{name}ForCausalLM")(getattr(models, f"{name}Config")(**plain | config))
+    return made.eval().requires_grad_(False).to(device)
+
+
+def _small(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> int:
+    """Returns a false time for a configuration: smaller for larger blocks, because they mean fewer programs."""
+    return -sum(config.kwargs.values())
+
+
+def draw(model: Any, generator: torch.Generator) -> None:
+    """Draws new matrices at random. Vectors and short convolutions keep their initial values, plus noise."""
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=generator).to(weight)
+        if weight.dim() == 2:
+            weight.copy_(noise * weight.shape[-1] ** -0.5)
+        else:
+            weight.add_(noise / 4)
 
 
 class OnSlots:

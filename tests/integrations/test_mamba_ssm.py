@@ -1,18 +1,22 @@
 """Tests mamba_ssm's updates of one token in the decode loop and beside memstate's kernels, without a CUDA build."""
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.kernels import test_mamba3
 from tests.support.decode_case import Row
-from tests.support.mamba3_peer import siso_step
 from tests.support.peers import (
+    CUDA,
     EVERY,
     MAMBA,
     RESUMED,
@@ -23,6 +27,39 @@ from tests.support.peers import (
     on_cpu,
 )  # fmt: skip
 from tests.support.recurrences import float64
+
+
+@triton.jit
+def _cos(x):
+    return tl.cos(x)
+
+
+@triton.jit
+def _sin(x):
+    return tl.sin(x)
+
+
+@triton.jit
+def _tanh(x):
+    return 2 / (1 + tl.exp(-2 * x)) - 1
+
+
+class Exact(ModuleType):
+    """Triton's language with fp32 in place of bfloat16, so that products are computed in fp32."""
+
+    def __getattr__(self, name: str) -> Any:
+        return tl.float32 if name == "bfloat16" else getattr(tl, name)
+
+
+def siso_step(patch: pytest.MonkeyPatch) -> Any:
+    """Returns `mamba3_siso_step`. On a CPU, it computes sines, tanh and products in fp32."""
+    module = inner_module("mamba_ssm.ops.triton.mamba3.mamba3_siso_step")
+    if not CUDA:
+        kernel = module.mamba3_siso_step_kernel.fn  # the kernel that the autotuner wraps
+        exact = {"cos_approx": _cos, "sin_approx": _sin, "tanh_approx": _tanh, "tl": Exact("tl"), "language": tl}
+        for name, value in {**exact, "mamba3_siso_step_kernel": kernel}.items():
+            patch.setattr(module, name, value, raising=False)
+    return module.mamba3_siso_step
 
 
 @pytest.fixture

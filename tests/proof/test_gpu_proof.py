@@ -327,7 +327,7 @@ def test_launches_that_differ_are_noticed() -> None:
             given["state"][given["write"][0]].view(-1)[0] += 1
         return out
 
-    assert "launch 2 of 4" in determinism.repeated(case, SimpleNamespace(selective_step=changing), 4)  # type: ignore[arg-type]
+    assert "launch 2 of 4" in determinism.repeated_step(case, SimpleNamespace(selective_step=changing), 4)  # type: ignore[arg-type]
 
 
 @on_cpu
@@ -433,25 +433,17 @@ MEMCHECK = """
         ('{"failures": []}\n', True, "unavailable"),
         ("Traceback\n========= ERROR SUMMARY: 0 errors", True, "failed"),
         ("========= COMPUTE-SANITIZER\n", False, "unfinished"),
+        ("kernel.py:3: Read after write race detected\nTraceback", True, "gsan: failed"),
+        ('{"failures": [], "touched": []}', True, "gsan: ok"),
+        ("", False, "gsan: unfinished"),
+        ("Traceback\nRuntimeError: gsan needs a newer driver", True, "gsan: unavailable"),
     ],
 )
 def test_what_a_checker_says_is_understood(log: str, finished: bool, word: str) -> None:
     names = sanitizer.kernel_names()
     assert {"_move", "_plan", "_claim", "_gated_delta_step"} <= names
-    assert sanitizer.verdict(log, finished, names)[0] == word
-
-
-@pytest.mark.parametrize(
-    ("log", "finished", "word"),
-    [
-        ("kernel.py:3: Read after write race detected\nTraceback", True, "failed"),
-        ('{"failures": [], "touched": []}', True, "ok"),
-        ("", False, "unfinished"),
-        ("Traceback\nRuntimeError: gsan needs a newer driver", True, "unavailable"),
-    ],
-)
-def test_what_gsan_says_is_understood(log: str, finished: bool, word: str) -> None:
-    assert sanitizer.gsan_verdict(log, finished)[0] == word
+    gsan = f"gsan: {sanitizer.gsan_verdict(log, finished)[0]}"
+    assert word in (gsan, sanitizer.verdict(log, finished, names)[0])
 
 
 FILES = {

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -83,6 +85,12 @@ def inner_module(name: str, built: str = "") -> ModuleType:
         return module(name)
 
 
+@triton.jit
+def exp(x):  # type: ignore[no-untyped-def]
+    """Returns the exponential of each element. Triton's interpreter replaces only `tl.exp` itself."""
+    return tl.exp(x)
+
+
 def on_cpu(patch: pytest.MonkeyPatch, kernels: ModuleType | None = None) -> None:
     """Lets launchers that select a GPU run in Triton's interpreter on a machine without a GPU.
 
@@ -94,8 +102,6 @@ def on_cpu(patch: pytest.MonkeyPatch, kernels: ModuleType | None = None) -> None
     for place, name in ((torch.cuda, "device"), (torch.cpu, "device"), (torch.accelerator, "device_index")):
         patch.setattr(place, name, lambda index: nullcontext(), raising=False)
     if kernels is not None:
-        from tests.support.triton_exp import exp
-
         patch.setattr(kernels, "exp", exp)
 
 

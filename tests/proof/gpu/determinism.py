@@ -4,7 +4,7 @@ Every operation, every kind of decode step, claims and plans are repeated from t
 rows matter, a layer of a model runs on a large batch, then on rows of it alone, in small batches and in another order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -34,27 +34,30 @@ CASES: dict[str, Callable[..., Case]] = {kind: made.make for kind, made in KINDS
 CASES["gdn, bf16"] = partial(KINDS["gdn"].make, state=torch.bfloat16, inputs=torch.bfloat16)
 
 
+def repeated(what: str, times: int, act: Callable[[], Sequence[Tensor]]) -> str:
+    """Repeats what starts from the same memory. Returns the first difference of what it leaves, "" for none."""
+    first = [tensor.clone() for tensor in act()]
+    for turn in range(1, times):
+        if not all(map(same_bits, act(), first)):
+            return f"{what} {turn} of {times} differs from the first"
+    return ""
+
+
 def repeated_op(op: str, machine: Machine, times: int) -> str:
     """Repeats small launches of an operation, with all optional arguments. Returns the first difference or ""."""
     backend = Backend(machine.backend, machine.device)
-    for case in op_cases.several(op):
-        launch = op_cases.moved(case, machine.device)
-        first = launch.run(backend)
-        for turn in range(1, times):
-            if not all(map(torch.equal, launch.run(backend), first)):
-                return f"launch {turn} of {times} differs from the first"
-    return ""
+    launches = (op_cases.moved(case, machine.device) for case in op_cases.several(op))
+    return next(filter(None, (repeated("launch", times, partial(one.run, backend)) for one in launches)), "")
 
 
-def repeated(case: Case, backend: Backend, times: int) -> str:
+def repeated_step(case: Case, backend: Backend, times: int) -> str:
     """Repeats a decode step on copies of the same memory. Returns the first difference, "" for none."""
-    first = case.twin()
-    out = first.step(backend)
-    for turn in range(1, times):
-        other = case.twin()
-        if not same_bits(other.step(backend), out) or not torch.equal(other.memory.whole, first.memory.whole):
-            return f"launch {turn} of {times} differs from the first"
-    return ""
+
+    def act() -> Sequence[Tensor]:
+        twin = case.twin()
+        return twin.step(backend), twin.memory.whole
+
+    return repeated("launch", times, act)
 
 
 def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: int) -> str:
@@ -64,16 +67,14 @@ def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: i
         rows.plan()  # gives each lane of the rows a slot
     device = (rows.file.cells, rows.file.allocator.bitmap, rows.file.allocator.counters)
     before = [tensor.clone() for tensor in device]
-    expected: list[Tensor] = []
-    for turn in range(times):
+
+    def act() -> Sequence[Tensor]:
         for tensor, was in zip(device, before, strict=True):
             tensor.copy_(was)
         rows.plan()
-        left = [tensor.clone() for tensor in (*device, *rows.record)]
-        expected = expected or left
-        if not all(torch.equal(a, b) for a, b in zip(left, expected, strict=True)):
-            return f"plan {turn} of {times} differs from the first"
-    return ""
+        return *device, *rows.record
+
+    return repeated("plan", times, act)
 
 
 def repeated_claims(machine: Machine, times: int) -> str:
@@ -83,15 +84,14 @@ def repeated_claims(machine: Machine, times: int) -> str:
     ids = allocator.claim(capacity)
     allocator.release(ids[torch.rand(capacity, device=ids.device) < 0.5])
     allocator.check()
-    expected: list[int] = []
-    for turn in range(times):
+
+    def act() -> Sequence[Tensor]:
         given = allocator.claim(min(allocator.free, 300))
-        expected = expected or given.tolist()
-        if given.tolist() != expected:
-            return f"claim {turn} of {times} differs from the first"
         allocator.release(given)
         allocator.check()
-    return ""
+        return [given]
+
+    return repeated("claim", times, act)
 
 
 def rows_of(forward: BenchForward, chosen: Tensor, planes: dict[str, Tensor]) -> BenchForward:
@@ -160,7 +160,7 @@ def prove(machine: Machine, result: Result) -> None:
         machine.go_on(f"before {name}", LAST)
         machine.keep(result)
         case: Any = build(backend, generator)
-        note(name, repeated(case, backend, times))
+        note(name, repeated_step(case, backend, times))
         try:
             check_rows_alone(case, backend)
         except AssertionError:

@@ -17,6 +17,7 @@ from memstate_tools.bench.copy import TOY
 from memstate_tools.bench.forward import BenchForward
 from tests.proof.gpu.machine import Lane, Machine, Result, main
 from tests.support import inside
+from tests.support.decode_case import same_bits
 
 EVERY = 4
 STEPS, TOY_STEPS = 60, 6
@@ -107,12 +108,8 @@ class Run:
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     """Returns the names of the tensors in which both runs differ."""
-    names = list(a.keys() ^ b.keys())
-
-    def same(x: Tensor, y: Tensor) -> bool:
-        return x.shape == y.shape and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
-
-    return names + [name for name in a.keys() & b.keys() if not same(a[name], b[name])]
+    both = a.keys() & b.keys()
+    return [*(a.keys() ^ b.keys()), *(name for name in both if not same_bits(a[name], b[name]))]
 
 
 def prove(machine: Machine, result: Result) -> None:

@@ -60,7 +60,7 @@ PACKAGES = (
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
 RUNNING = ("kernels", "memstate", "tests", "tools")  # folders whose files `tree` hashes
 FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
-PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seconds {seconds}"
+PROGRAM = "{python} -m tests.proof.gpu {name} --json {folder}/{name}.json --seconds {seconds}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 
 from memstate_tools.bench import BenchResult, run
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp
 
 NAMES = ("alloc", "copy", "state", "track")
 TOY_NAMES = NAMES[:3]  # without track, which takes 20 s interpreted; tests/tools/test_bench_timed.py runs it
@@ -38,7 +38,3 @@ def prove(machine: Machine, result: Result) -> None:
     said += [f"not measured: {line}" for line in outcome.too_slow[:1]]
     if said[1:]:
         raise TimeIsUp("; ".join(said))
-
-
-if __name__ == "__main__":
-    main(prove)

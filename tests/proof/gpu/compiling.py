@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.machine import Machine, Result
 from tests.proof.gpu_proof import last_line, read_json
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def prove(machine: Machine, result: Result) -> None:
                 name, at, of = waiting.pop(0)
                 log = Path(folder, f"{name}-{at}.log")
                 command = [
-                    sys.executable, "-m", f"tests.proof.gpu.{name}", "--json", str(log.with_suffix(".json")),
+                    sys.executable, "-m", "tests.proof.gpu", name, "--json", str(log.with_suffix(".json")),
                     "--seconds", f"{machine.left - MARGIN:.0f}", "--compile", "--share", f"{at}/{of}",
                 ]  # fmt: skip
                 with log.open("wb") as output:
@@ -66,7 +66,3 @@ def prove(machine: Machine, result: Result) -> None:
             time.sleep(0.05)
     cache = os.environ.get("TRITON_CACHE_DIR")
     result["cached"] = sum(1 for _ in Path(cache).iterdir()) if cache and Path(cache).is_dir() else 0
-
-
-if __name__ == "__main__":
-    main(prove)

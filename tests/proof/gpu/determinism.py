@@ -20,7 +20,7 @@ from memstate_tools.bench.copy import TOY
 from memstate_tools.bench.forward import BenchForward
 from memstate_tools.bench.track import _TrackedRows
 from tests.kernels.test_decode_steps import KINDS
-from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.machine import Machine, Result
 from tests.proof.gpu.proved import newest_first
 from tests.support import op_cases
 from tests.support.decode_case import Case, check_rows_alone, same_bits
@@ -170,7 +170,3 @@ def prove(machine: Machine, result: Result) -> None:
         machine.go_on(f"before plans of {type(tracking).__name__}", LAST)
         note(f"plan, {type(tracking).__name__}", repeated_plans(machine, tracking, batch, times))
     note("claims", repeated_claims(machine, times))
-
-
-if __name__ == "__main__":
-    main(prove)

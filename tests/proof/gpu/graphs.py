@@ -14,7 +14,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.engine.test_graphs import LAYOUT, WIDTH, Forward, Inputs
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp
 from tests.support.decode_case import same_bits
 
 EVERY = 4
@@ -131,7 +131,3 @@ def prove(machine: Machine, result: Result) -> None:
             machine.keep(result)
     if short:
         raise TimeIsUp("; ".join(short))
-
-
-if __name__ == "__main__":
-    main(prove)

@@ -1,6 +1,6 @@
 """Runs a part of the proof on a GPU, or at toy sizes on a CPU, without graphs and streams.
 
-A part is a program: `python -m tests.proof.gpu.PART --json FILE --seconds N [--toy] [--compile] [--share I/N]`. With
+A part is a program: `python -m tests.proof.gpu PART --json FILE --seconds N [--toy] [--compile] [--share I/N]`. With
 --compile it launches its kernels only to fill the cache of compiled kernels. With --share it does every Nth piece of
 its work, from piece I on. --toy needs TRITON_INTERPRET=1; without --toy this variable must not be set.
 """

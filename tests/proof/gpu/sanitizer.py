@@ -21,14 +21,14 @@ from pathlib import Path
 
 from memstate.kernels.own import KERNELS
 from tests.proof.gpu import touch
-from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.machine import Machine, Result
 from tests.proof.gpu_proof import begin, end
 from tests.support.op_case import every
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ("memcheck", "racecheck", "initcheck")
 GSAN = "gsan"
-TOUCH = [sys.executable, "-m", "tests.proof.gpu.touch"]
+TOUCH = [sys.executable, "-m", "tests.proof.gpu", "touch"]
 OF_OTHERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # torch's cache of blocks would make them larger than their tensors
 ENVIRONMENT = {GSAN: {"TRITON_INSTRUMENTATION_MODE": "gsan"}}
 GSAN_FOUND = re.compile(r"(?:Read|Write) after (?:read|write) race detected.*")
@@ -141,7 +141,3 @@ def prove(machine: Machine, result: Result) -> None:
         said = [str(result[name]) for name in running]
         if all(text.startswith("unavailable") for text in said):
             result["unavailable"] = said[0]
-
-
-if __name__ == "__main__":
-    main(prove)

@@ -19,7 +19,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.state.presets import qwen3_next
 from memstate_tools.bench.copy import TOY
 from memstate_tools.bench.forward import BenchForward
-from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.machine import Machine, Result
 
 PAGE, EVERY = 4, 8
 PROMPT = EVERY  # tokens of a prompt; it ends at a boundary, where one state is kept
@@ -233,7 +233,3 @@ def prove(machine: Machine, result: Result) -> None:
     compiled_after_warm_up(machine, result)
     machine.go_on("before the latency of steps", 2 * LAST)
     latency(machine, result)
-
-
-if __name__ == "__main__":
-    main(prove)

@@ -15,7 +15,7 @@ import memstate as ms
 from memstate.state.presets import qwen3_next
 from memstate_tools.bench.copy import TOY
 from memstate_tools.bench.forward import BenchForward
-from tests.proof.gpu.machine import Lane, Machine, Result, main
+from tests.proof.gpu.machine import Lane, Machine, Result
 from tests.support import inside
 from tests.support.decode_case import same_bits
 
@@ -119,7 +119,3 @@ def prove(machine: Machine, result: Result) -> None:
     result |= {"seed": seed, "steps": steps, "compared": len(one)}
     if wrong := differing(one, two):
         result["failures"].append(f"seed {seed}: {len(wrong)} of {len(one)} differ: {', '.join(sorted(wrong)[:8])}")
-
-
-if __name__ == "__main__":
-    main(prove)

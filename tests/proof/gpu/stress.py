@@ -13,7 +13,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import AUDIT_FREE, REGISTERS_PER_ROW, Count
 from memstate.slots.allocator import FAULTS
 from memstate_tools.bench.track import _TrackedRows
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp
 
 PLANS, TOY_PLANS = 1_000_000, 200
 IN_GRAPH, TOY_IN_GRAPH = 250, 25
@@ -99,7 +99,3 @@ def prove(machine: Machine, result: Result) -> None:
             machine.keep(result)
     if result["plans"] < total and not machine.compiling:
         raise TimeIsUp(f"{result['plans']} of {total} plans")
-
-
-if __name__ == "__main__":
-    main(prove)

@@ -24,7 +24,7 @@ from memstate_tools.tuning.check import wrong
 from memstate_tools.tuning.grid import axes_of, one_at_a_time
 from memstate_tools.tuning.store import document
 from memstate_tools.tuning.subject import subjects
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp
 from tests.support.running_mean import running_mean
 
 MODEL, TOY_MODEL, TOY_LIMIT = "qwen3_next", "lfm2", 2
@@ -133,7 +133,3 @@ def prove(machine: Machine, result: Result) -> None:
     machine.keep(result)
     if not complete:
         raise TimeIsUp(f"{result['tried']} configurations")
-
-
-if __name__ == "__main__":
-    main(prove)

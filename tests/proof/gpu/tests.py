@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.proof.gpu.collecting import RULE
-from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.machine import Machine, Result
 from tests.proof.gpu_proof import limited
 
 PROCESSES = 12
@@ -91,7 +91,3 @@ def prove(machine: Machine, result: Result) -> None:
             result["failures"].append("no test passed")
         elif status not in (0, 1) or (status == 1 and not result["failures"]):
             result["failures"].append(f"pytest ended with status {status}: broken; see the log")
-
-
-if __name__ == "__main__":
-    main(prove)

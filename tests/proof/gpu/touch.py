@@ -14,7 +14,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_decode_steps import KINDS
-from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.machine import Machine, Result
 from tests.proof.gpu.proved import newest_first
 from tests.support import op_cases
 from tests.support.build import build
@@ -139,7 +139,3 @@ def _prove(machine: Machine, result: Result) -> None:
     missing = sorted(set(every()) - launched)
     if missing and not machine.compiling:  # a process that compiles has a share of the operations
         result["failures"].append(f"never launched: {', '.join(missing)}")
-
-
-if __name__ == "__main__":
-    main(prove)

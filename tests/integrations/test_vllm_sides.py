@@ -401,37 +401,27 @@ def test_what_staging_has_no_room_for_waits(room: list[int]) -> None:
     assert case.memory[0][6:10, 0].tolist() == [1, 2, 3, 5]
 
 
-@pytest.mark.parametrize("name", [None, b"another"])
-def test_a_block_that_vllm_gives_away_before_it_is_packed_is_lost_alone(room: list[int], name: bytes | None) -> None:
+ALONE, PROMPT = ([1], [2]), ([1, 2, 3], [0, 4, 5])
+GIVEN_AWAY = {  # ranks, free staging at each query, tables, new hash, saved and refused blocks, loadable tokens
+    "not packed": (1, [0, 9], PROMPT, None, (4, 1), 8), "with an equal hash": (1, [0, 9], PROMPT, b"=", (4, 1), 8),
+    "packed": (1, [1, 0, 0, 9], ALONE, None, (2, 0), 4), "packed by one rank": (2, [1, 0, 9], ALONE, None, (1, 1), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "rooms", "tables", "name", "counts", "reach"), GIVEN_AWAY.values(), ids=GIVEN_AWAY)
+def test_a_block_that_vllm_gives_away_before_all_ranks_have_packed_it_is_lost_alone(
+    room: list[int], ranks: int, rooms: list[int], tables: Any, name: bytes | None, counts: Any, reach: int
+) -> None:
     """The block is lost even if its new hash equals the old one: vLLM is writing its bytes again."""
-    case, room[:] = Case(), [0, 9]
-    case.computed("a", [1, 2, 3], [0, 4, 5])
+    case, room[:], last = Case(ranks=ranks), rooms, tables[0][-1]
+    case.computed("a", *tables)
     case.step("a")
-    block = case.groups[0].req_to_blocks["a"][2]
+    block = case.groups[0].req_to_blocks["a"][-1]
     block.block_hash = name and bytes(bytearray(block.block_hash))
-    case.memory[0][3] = 99
-    assert case.step().gone == {2}
-    assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (4, 1, False)
-    assert case.side.matched(case.request("b", 14), 0) == 8
-    assert case.side.cache.miscounts(Counter(), 0) == []
-
-
-def test_a_block_that_was_given_away_after_it_was_packed_is_saved(room: list[int]) -> None:
-    case, room[:] = Case(), [1, 0, 0, 9]
-    case.computed("a", [1], [2])
-    case.step("a")
-    case.groups[0].req_to_blocks["a"][0].block_hash = None
-    assert [case.step().gone, case.step().gone] == [{0}, set()]
-    assert (case.side.counts.saved, case.side.counts.refused) == (2, 0)
-
-
-def test_a_block_that_one_rank_had_not_packed_is_lost(room: list[int]) -> None:
-    case, room[:] = Case(ranks=2), [1, 0, 9]  # the first rank packs a block, the second rank packs none
-    case.computed("a", [1], [2])
-    case.step("a")
-    case.groups[0].req_to_blocks["a"][0].block_hash = None
-    case.step()
-    assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (1, 1, False)
+    case.memory[0][last] = 99
+    assert [case.step().gone, case.step().gone] == [{last - 1}, set()]
+    assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (*counts, False)
+    assert case.side.matched(case.request("b", 14), 0) == reach
     assert case.side.cache.miscounts(Counter(), 0) == []
 
 

@@ -273,6 +273,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
             named |= {"device": HOST} if "device" in named else {}
         late = CUDA.lagging.get(CUDA.current_stream(inside[0].device)) if inside and name == "copy_" else None
         if late is not None:
+            assert len(inside) > 1 or named.get("non_blocking"), "a blocking copy waits for the device"
             work = CUDA.give(name, CUDA.current_stream(inside[0].device))
             late.append((work, lambda: func(*plain, **named)))
             return args[0]

@@ -1,8 +1,6 @@
 """Tests `make engine-proof` without running engines: pins, names, comparison of answers, exit status."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.proof.engines.environment import HERE, engines, pins
 from tests.proof.engines.vllm.compared import compared
 from tests.proof.engines.vllm.job import Job
 from tests.proof.engines.vllm.scenarios import Scenario
-from tests.support.sources import ROOT
+from tests.support.processes import ROOT, ran
 
 FAKE = "import sys; print('it runs'); print('fake 1.0: 3 requests: {word}'); sys.exit({status})"
 
@@ -131,10 +129,8 @@ def both_sides(tmp_path: Path, *names: str, in_place: bool = True) -> tuple[int,
     (tmp_path / "site" / "sitecustomize.py").write_text(f"IN_PLACE = {in_place}\n{STANDING_IN}")
     for name in names:
         (tree / name).write_text(ITS_TESTS[name])
-    environment = os.environ | {"SGLANG_TESTS": str(tree), "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-m", "tests.proof.sglang_tests", *names]
-    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    given = {"PYTHONPATH": tmp_path / "site", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1, "PYTEST_ADDOPTS": ""}
+    done = ran(sys.executable, "-m", "tests.proof.sglang_tests", *names, SGLANG_TESTS=tree, **given)
     return done.returncode, [line for line in done.stdout.splitlines() if "with ours" in line or "with theirs" in line]
 
 

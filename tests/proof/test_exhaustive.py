@@ -1,8 +1,5 @@
 """Tries every schedule of a few calls on a small manager; `make proof` tries longer schedules."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.proof.exhaustive.checkpoint import Checkpoint
@@ -10,7 +7,7 @@ from tests.proof.exhaustive.search import Search
 from tests.proof.exhaustive.state import name
 from tests.proof.exhaustive.world import CASES, World
 from tests.proof.stateful.operations import NO_LIMIT
-from tests.support.sources import ROOT
+from tests.support.processes import python
 
 # PingPong has few states, because one row takes 3 of the 5 slots. So its search goes deeper. Cases in SHORT resemble
 # other cases.
@@ -76,8 +73,6 @@ def test_a_wrong_rule_is_told_with_the_shortest_schedule(monkeypatch: pytest.Mon
 
 @pytest.mark.proof
 def test_the_program_prints_a_line_for_each_case() -> None:
-    command = [sys.executable, "-m", "tests.proof.exhaustive", "--depth", "1", "--workers", "1", "Redirect, in"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    lines = python("-m", "tests.proof.exhaustive", "--depth", 1, "--workers", 1, "Redirect, in").splitlines()
     assert lines[0].split() == ["case", "depth", "states", "transitions", "seconds", "differences"]
     assert lines[1].startswith("Redirect, in place") and lines[2].split()[:2] == ["all", "1"]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from inspect import signature
@@ -24,7 +23,7 @@ from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import PARTS, Part, Proof
 from tests.support import op_cases
 from tests.support.op_case import every
-from tests.support.processes import bare
+from tests.support.processes import bare, ran
 
 ROOT = Path(__file__).parents[2]
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")
@@ -191,9 +190,8 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
     out, site = tmp_path / "out", tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import sys; sys.modules.update(typer=None, rich=None, matplotlib=None)\n")
-    environment = os.environ | {"PYTHONPATH": str(site), "TRITON_INTERPRET": "0"}
-    command = [bare(tmp_path / "bare"), "-m", "tests.proof.gpu_proof", "--toy", "--out", out]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    command = bare(tmp_path / "bare"), "-m", "tests.proof.gpu_proof", "--toy", "--out", out
+    done = ran(*command, PYTHONPATH=site, TRITON_INTERPRET=0)
     assert done.returncode == 0, done.stdout + done.stderr + (out / "log.txt").read_text()[-3000:]
     summary, proofs = read(out / "summary.json"), read(out / "proofs.json")
     assert summary["ok"] and summary["toy"] and "recurrent-memstate" not in summary["versions"]
@@ -231,9 +229,7 @@ print([*entry_points(group="memstate.commands")], [name for name in packages_dis
 @pytest.mark.proof
 @on_cpu
 def test_the_proof_starts_in_a_checkout_where_nothing_of_it_is_installed(tmp_path: Path) -> None:
-    python = bare(tmp_path / "bare")
-    environment = os.environ | {"PYTHONPATH": "", "TRITON_INTERPRET": "1"}
-    done = subprocess.run([python, "-c", BARE], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = ran(bare(tmp_path / "bare"), "-c", BARE, PYTHONPATH="", TRITON_INTERPRET=1)
     packages = f"{ROOT / 'memstate' / '__init__.py'} {ROOT / 'tools' / 'memstate_tools' / '__init__.py'}"
     assert done.stdout.splitlines() == [packages, "[] []"], done.stderr
 
@@ -468,11 +464,7 @@ def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path) -> 
     results = tmp_path / "results"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.gpu.collecting"]
     command += ["--import-mode=importlib", "--continue-on-collection-errors", "-n", "1"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PROOF_RESULTS": str(results)}
-    done = subprocess.run(
-        [*command, "--rootdir", str(tmp_path), str(tmp_path)], env=environment, capture_output=True, text=True,
-        check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = ran(*command, "--rootdir", tmp_path, tmp_path, cwd=tmp_path, PYTHONPATH=ROOT, PROOF_RESULTS=results)
     summary = marked.summed_up([json.loads(line) for line in results.read_text().splitlines()])
     assert summary["left_out"] == {
         "test_lacks.py": "No module named 'nowhere'", "test_ends.py": "No module named 'nowhere'",
@@ -491,12 +483,8 @@ def test_the_tests_marked_gpu_are_collected_with_the_packages_of_such_a_machine(
     results = tmp_path / "results"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.gpu.seeming"]
     command += ["-p", "tests.proof.gpu.collecting", "-m", "gpu", "--collect-only", "tests"]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "PROOF_RESULTS": str(results), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTEST_ADDOPTS": "",
-    }  # fmt: skip
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    given = {"PROOF_RESULTS": results, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1, "PYTEST_ADDOPTS": ""}
+    done = ran(*command, without=["TRITON_INTERPRET"], PYTHONPATH=ROOT, **given)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     left_out = {line["left_out"]: line["why"] for line in map(json.loads, results.read_text().splitlines())}
     assert "msgspec" in left_out["tests/events/test_index.py"]

@@ -1,6 +1,5 @@
 """Tests the wheel in a new environment, with the requirements of the core and without extras."""
 
-import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sources import ROOT
+from tests.support.processes import ROOT, ran
 from tests.test_docs import BLOCK
 
 pytestmark = pytest.mark.proof
@@ -17,10 +16,7 @@ LEFT_OUT = ("jupyterlab", "matplotlib", "memstate_tools", "mooncake", "pytest", 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command in a folder outside of the checkout, without the checkout in PYTHONPATH."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
-    return subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    return ran(*command, cwd=cwd, without=("PYTHONPATH", "TRITON_INTERPRET"))
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 from memstate.tiers import FileStore
 from tests.proof import kills
 from tests.proof.kills import COUNTED, Folder, Process, Setting, Wrong, goal, life, prompt, server
-from tests.support.processes import ROOT
+from tests.support.processes import python
 from tests.support.sampling import PROOF
 
 
@@ -21,12 +19,9 @@ def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
     """Runs in a new process, because only a process without threads can fork. MEMSTATE_SEED repeats a run."""
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
     most = 2000 if PROOF else 12
-    command = [sys.executable, "-m", "tests.proof.kills", "--kills", str(most), "--seed", str(seed)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"MEMSTATE_SEED={seed}\n{done.stdout}\n{done.stderr}"
-    figures = re.search(r"(\d+) kills, (\d+) turns, (\d+) tokens from storage, .*, nothing wrong$", done.stdout.strip())
-    assert figures and int(figures[1]) == most and int(figures[2]) > most // 4 and int(figures[3]) > 0, done.stdout
+    said = python("-m", "tests.proof.kills", "--kills", most, "--seed", seed, without=(), OMP_NUM_THREADS="1").strip()
+    figures = re.search(r"(\d+) kills, (\d+) turns, (\d+) tokens from storage, .*, nothing wrong$", said)
+    assert figures and int(figures[1]) == most and int(figures[2]) > most // 4 and int(figures[3]) > 0, said
 
 
 def filled(path: Path, setting: Setting) -> Folder:

@@ -1,16 +1,13 @@
 """Tests that examples/many_machines prints the lines of docs/machines.md, over a folder and over Mooncake."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.mooncake_server import running_master
-from tests.support.sources import ROOT
+from tests.support.processes import ROOT, python
 
 pytestmark = pytest.mark.proof
 (SAID,) = re.findall(r"many_machines/run.py records\n(.*?)```", (ROOT / "docs" / "machines.md").read_text(), re.DOTALL)
@@ -27,13 +24,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def run(place: str, folder: Path) -> list[str]:
     """Returns the lines that the program prints. They are sorted, because ranks print in any order."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "many_machines" / "run.py"), place],
-        cwd=folder, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
+    return sorted(python(ROOT / "examples" / "many_machines" / "run.py", place, cwd=folder).splitlines())
 
 
 def test_the_program_prints_what_the_page_says(place: str, tmp_path: Path) -> None:

@@ -12,12 +12,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def python(*arguments: str, cwd: Path = ROOT, without: Sequence[str] = ("TRITON_INTERPRET",), **more: str) -> str:
-    """Runs Python in another process, whose environment lacks some names and has others; returns what it prints."""
+def ran(
+    *command: object, cwd: Path = ROOT, without: Sequence[str] = (), **more: object
+) -> "subprocess.CompletedProcess[str]":
+    """Runs a program, whose environment lacks some names and has others, to its end, however it ends."""
     environment = {name: value for name, value in os.environ.items() if name not in without}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools")]), **more}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    environment |= {name: str(value) for name, value in more.items()}
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def python(*arguments: object, cwd: Path = ROOT, without: Sequence[str] = ("TRITON_INTERPRET",), **more: str) -> str:
+    """Runs Python in another process, whose environment lacks some names and has others; returns what it prints."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools")])}
+    done = ran(sys.executable, *arguments, cwd=cwd, without=without, **(paths | more))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

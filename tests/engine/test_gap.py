@@ -147,7 +147,7 @@ def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(play: Play) -> N
 
 
 @script(strategy=ALL, prefix=True, tiered=True, host_slots=8, case=BARE)
-def test_a_state_published_and_evicted_in_the_gap_goes_down_behind_the_forward(play: Play) -> None:
+def test_G1_a_state_published_and_evicted_in_the_gap_goes_down_behind_the_forward(play: Play) -> None:
     text = list(range(8))
     (row,) = play.admit(text)
     play.run(row, text[:4])

@@ -64,18 +64,21 @@ def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(play: Play)
 
 @script(strategy=ALL, **HOST, staging=(1, 2, 50))
 def test_hits_of_one_admission_are_loaded_together(play: Play) -> None:
+    """The record of a request that ends at once stays in use until its load has arrived."""
     texts = [other(n, 2 * n) for n in range(1, 6)]
     for text in texts:
         play.turn(text)
     play.go_down()
     rows = play.admit([*texts[4], 1], [*texts[2], 1], [*texts[2], 2], [*texts[0], 1])
-    play.end(rows[0], how="release")
+    play.end(rows[0], how="release", land=False)
+    play.thin(states=9)
     play.evict(states=9)
     for row in rows[1:]:
         play.step([row])
     play.land()
     play.end(*rows[1:])
-    play.reached("host hit")
+    play.match([*texts[4], 1])
+    play.reached("thinned", "host hit")
 
 
 @script(**WAYS, **HOST)
@@ -128,21 +131,6 @@ def test_S7_a_load_makes_idle_sessions_give_way(play: Play) -> None:
     play.reached("host hit")
 
 
-@script(strategy=ALL, **HOST)
-def test_a_request_that_ends_at_once_leaves_its_load_to_itself(play: Play) -> None:
-    """Its record stays in use until the load has arrived, and the loaded state is cached."""
-    play.turn(ONE)
-    play.turn(TWO)
-    play.go_down()
-    (row,) = play.admit([*ONE, 1])
-    play.end(row, how="release", land=False)
-    play.thin(states=9)
-    play.poll()
-    play.match([*ONE, 1])
-    play.turn([*ONE, 1])
-    play.reached("thinned", "host hit")
-
-
 @script(**HOST | {"host_slots": 1, "host_pages": 8}, write="back")
 def test_a_record_that_is_being_filled_is_nobody_else_s(play: Play) -> None:
     for n in range(2):
@@ -155,22 +143,6 @@ def test_a_record_that_is_being_filled_is_nobody_else_s(play: Play) -> None:
     play.turn(other(3))
     play.go_down()
     play.reached("thinned")
-
-
-@script(strategy=ALL, **HOST, ending=("nap", "reset", "empty_host", "flush", "finish"))
-def test_whatever_is_on_its_way_arrives_first(play: Play) -> None:
-    play.turn(ONE)
-    play.turn(TWO)
-    play.go_down()
-    play.turn(other(3))
-    play.submit()
-    play.poll()  # the save is on its way
-    (row,) = play.admit([*ONE, 1])  # the load is on its way
-    play.end(row, how="release", land=False)
-    if play.ending != "finish":
-        getattr(play, play.ending)()
-        play.turn([*ONE, 1])
-    play.reached("state out", "state in")
 
 
 @script(**HOST | {"host_slots": 2, "host_pages": 2}, write="back")

@@ -3,7 +3,7 @@
     python -m tests.proof.kills --kills 2000 [--seed 1]
 
 Each process serves conversations over tiers with a `FileStore`, with threads that write and read. From the tokens, it
-checks every state that a request starts from, every KV page and every answer. SIGKILL ends it at a random moment; half
+checks every state that a step reads, and every KV page. SIGKILL ends it at a random moment; half
 of the processes first serve a few turns. Then this program reads every new file of the folder itself.
 
 Ends with 1 at the first wrong byte, crash or fault of the store, or if a record is missing although nothing evicts.
@@ -26,15 +26,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import memstate as ms
 from memstate.tiers import FileStore
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import RECORD
 from memstate.tokens import SaltedTokens, encode
-from tests.support.planes import History
 from tests.support.processes import ended, in_child
-from tests.support.serving import PAGE, written
-from tests.support.tiered import Tiered, page_bytes, state_bytes
-from tests.support.tiered_small import fetch
+from tests.support.tiered import History, Tiered, page_bytes, state_bytes, written
+from tests.support.tiered_small import PAGE, fetch
 
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # time until the kill, after TURNS_LEFT turns
 TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before the time to its kill begins
@@ -55,24 +54,24 @@ class Setting(NamedTuple):
     """Settings of all processes of one folder.
 
     Attributes:
-        strategy: the tracking strategy.
+        tracking: the tracking strategy.
         write: when states are saved; the tiers get this value as `write`.
         capacity: bytes of the folder; None: no limit.
         durable: whether records are flushed to the disk.
     """
 
-    strategy: str
+    tracking: ms.Tracking
     write: str = "through"
     capacity: int | None = None
     durable: bool = False
 
 
 SETTINGS = (
-    Setting("redirect"),
-    Setting("lazy", capacity=12_000),
-    Setting("redirect", "back"),
-    Setting("ping-pong", durable=True),
-    Setting("redirect", "selective", capacity=6_000),
+    Setting(ms.Redirect(8)),
+    Setting(ms.LazyPingPong(8), capacity=12_000),
+    Setting(ms.Redirect(8), "back"),
+    Setting(ms.PingPong(8), durable=True),
+    Setting(ms.Redirect(8), "selective", capacity=6_000),
 )
 
 
@@ -90,13 +89,13 @@ def prompt(n: int, turn: int) -> list[int]:
     tokens = list(SYSTEM)
     for at in range(turn + 1):
         tokens += [1000 * n + 20 * at + i for i in range(3 + (n + at) % 6)]
-        tokens = written(tokens, goal(n)) if at < turn else tokens
+        tokens = [*written(tuple(tokens), goal(n))] if at < turn else tokens
     return tokens
 
 
 def server(setting: Setting, store: FileStore | None) -> Tiered:
     tiers = {"store": store, "write": setting.write, "threads": 2, "host_slots": 6, "host_pages": 24}
-    return Tiered(setting.strategy, tiers, pages=40, slots=10, rows=3)
+    return Tiered(setting.tracking, tiers, pages=40, slots=10)
 
 
 class Process:
@@ -115,24 +114,25 @@ class Process:
     ) -> None:
         self.store = FileStore(path, setting.capacity, setting.durable)
         self.at, self._setting, self._chance, self._newest = server(setting, self.store), setting, chance, newest
-        self._counts, self._before = counts, counts.copy()
+        self._counts, self._before, self.turns = counts, counts.copy(), 0
 
     def turn(self) -> None:
         """Serves one turn.
 
         Raises:
-            AssertionError: a state, a page or the answer is wrong, or the store had a fault.
+            AssertionError: a state or a page is wrong, or the store had a fault.
         """
         n = self._newest - min(int(self._chance.expovariate(0.6)), OPEN - 1, self._newest)
         tokens = prompt(n, self._chance.randrange(TURNS))
         fetch(self.at.mem, tokens)
         self.at.turn(tokens, goal(n), most=self._chance.randint(1, 64))
+        self.turns += 1
         self.at.mem.poll()
         figures = self.at.mem.stats().tiers
         gone = {"missing"} if self._setting.capacity else set()  # a record may be evicted before it is read
         assert figures.prefetch and not figures.prefetch.failures and not set(figures.prefetch.flaws) - gone, figures
         assert not self.store.faults and not figures.write_failed, (self.store, figures)
-        done = np.array([len(self.at.text), figures.storage_hit_tokens, figures.written])
+        done = np.array([self.turns, figures.storage_hit_tokens, figures.written])
         np.add(self._before, done, out=self._counts)
 
 
@@ -174,9 +174,9 @@ class Folder:
     def know(self, n: int) -> None:
         """Notes the tokens of conversation n."""
         for turn in range(TURNS):
-            text = written(prompt(n, turn), goal(n))
+            text = written(tuple(prompt(n, turn)), goal(n))
             for at, key in enumerate(self._below.keys.of(SaltedTokens(encode(text), None)), 1):
-                self.known[key] = tuple(text[: at * PAGE])
+                self.known[key] = text[: at * PAGE]
 
     def look(self) -> None:
         """Reads every new file.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import memstate as ms
 from memstate.tiers import FileStore
 from tests.proof import kills
 from tests.proof.kills import COUNTED, Folder, Process, Setting, Wrong, goal, life, prompt, server
@@ -41,7 +42,7 @@ def filled(path: Path, setting: Setting) -> Folder:
     [("cut", "truncated"), ("flipped", "checksum"), ("sealed", "not the bytes of its"), ("renamed", "foreign")],
 )
 def test_a_wrong_record_is_found(fault: str, said: str, tmp_path: Path) -> None:
-    folder = filled(tmp_path, Setting("redirect"))
+    folder = filled(tmp_path, Setting(ms.Redirect(8)))
     name, other = sorted(folder.records)[-2:]  # two states
     (path,) = tmp_path.rglob(name)
     record = np.fromfile(path, np.uint8)
@@ -59,14 +60,14 @@ def test_a_wrong_record_is_found(fault: str, said: str, tmp_path: Path) -> None:
 
 
 def test_a_record_that_is_gone_or_that_nobody_asked_for_is_found(tmp_path: Path) -> None:
-    folder = filled(tmp_path, Setting("redirect"))
+    folder = filled(tmp_path, Setting(ms.Redirect(8)))
     name = max(folder.records)
     (path,) = tmp_path.rglob(name)
     unasked = path.with_name(f"state-{'0' * 64}")
     path.rename(unasked)
     with pytest.raises(Wrong, match=f"1 records have gone: .*{name}"):
         folder.look()
-    folder.setting = Setting("redirect", capacity=6_000)  # a store with a limit evicts
+    folder.setting = Setting(ms.Redirect(8), capacity=6_000)  # a store with a limit evicts
     with pytest.raises(Wrong, match="never asked"):
         folder.look()
     unasked.unlink()
@@ -87,7 +88,7 @@ def test_a_process_that_ends_by_itself_is_found(
         raise AssertionError("the state of row 3 is wrong")
 
     monkeypatch.setattr(Process, "turn", turn)
-    folder, chance = Folder(tmp_path, Setting("redirect")), random.Random(1)
+    folder, chance = Folder(tmp_path, Setting(ms.Redirect(8))), random.Random(1)
     monkeypatch.setattr(kills, "TURNS_LEFT", (1,))
     with pytest.raises(Wrong, match="a process ended with 1"):
         life(folder, chance, 3, np.zeros(len(COUNTED), np.int64), killed)

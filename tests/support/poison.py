@@ -1,7 +1,7 @@
 """Fills uninitialised tensors, and slots as soon as a launch has freed them, with wrong values (poison).
 
-Torch fills uninitialised tensors: with NaN in floats, and the largest number in integers. Test loops such as
-`tests.support.planes` also write rubbish to slot 0, which memstate's kernels may not read.
+Torch fills uninitialised tensors: with NaN in floats, and the largest number in integers. The memory of scripts,
+`tests.proof.stateful.memory`, also has rubbish in slot 0, which memstate's kernels may not read.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from memstate.engine.pool import StatePool
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 
-FLOAT, INTEGER = (0xFF, 0x5A)  # 0xFF: NaN in each float format; 0x5A: POISON of `tests.support.planes`
+FLOAT, INTEGER = (0xFF, 0x5A)  # 0xFF: NaN in each float format
 
 
 @contextmanager

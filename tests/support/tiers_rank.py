@@ -24,7 +24,7 @@ PATIENCE = 5000  # limit of the polls for one prefetch
 def ranked(rank: int, ranks: int, slots: int = 6, **tiers: object) -> Tiered:
     """Returns a server of one of several ranks."""
     place = {"rank": rank, "ranks": ranks, "group": dist.group.WORLD, "host_slots": 12, "host_pages": 40}
-    return Tiered("redirect", place | tiers, slots=slots, pages=22)
+    return Tiered(ms.Redirect(8), place | tiers, slots=slots, pages=22)
 
 
 def other(rank: int, ranks: int) -> str:
@@ -59,17 +59,17 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
         if gone >= 0:
             at.below.cancel(fetch)
             continue
-        row = at.start(prompt, fetch=fetch)
-        starts.append((at.mem.info(row).length, fetch.length))
-        at.prefill(row)
-        at.end([row])
+        starts.append((at.turn(prompt, fetch=fetch), fetch.length))
         at.mem.poll()
         if number % 5 == 0:
-            at.look()
+            at.mem.audit().raise_if_leaking()
     figures = at.mem.stats().tiers
     at.below.flush()
-    at.empty()
+    at.mem.submit()
+    at.mem.prefix.clear()  # type: ignore[union-attr]
+    at.mem.audit().raise_if_leaking()
     at.mem.close()
+    assert (at.mem.free_slots, at.mem.free_pages) == (6, 22)
     assert figures.leaked_records == 0 and all(cache.pool.free == cache.pool.records for cache in at.below._caches)
     records = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in records[rank::ranks]:  # each rank deletes some files of any rank
@@ -88,7 +88,7 @@ def lose(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         while not fetch.done:
             at.mem.poll()
     except ms.AgreementLost:
-        at.look()
+        at.mem.audit().raise_if_leaking()
     return {"outcome": str(fetch.outcome)}
 
 

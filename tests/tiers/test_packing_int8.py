@@ -16,7 +16,7 @@ from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import ORDERS
 from tests.support.build import build
 from tests.support.packed import Records, body_mask, filled, ids, toy
-from tests.support.serving import PAGE
+from tests.support.tiered_small import PAGE
 
 # preset -> axis of values in its ssm plane: `head key value`, `head dim state` or `channel state`
 AXES = dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), 2)

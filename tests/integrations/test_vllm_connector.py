@@ -77,15 +77,6 @@ def test_states_alone_are_saved_at_the_ends_of_chunks_and_null_blocks_never(make
     assert len(keys) == len(states) + 7  # the other seven are KV blocks
 
 
-def test_preempted_requests_load_their_own_states_again(make: Make) -> None:
-    engine = make(blocks=24)
-    for name in "abc":
-        engine.add(name, [ord(name)] * 20, 24)
-    engine.run()
-    assert sum(request.num_preemptions for request in engine.requests.values()) > 0
-    assert engine.counts.loaded > 0
-
-
 def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     extra = {"store_tokens": 4}
     first = make(ranks=2, extra=extra)
@@ -99,15 +90,6 @@ def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     asked = len(store.calls)
     assert second.serve("c", PROMPT, 1) == 28  # loaded from host memory
     assert len(store.calls) == asked
-
-
-def test_new_weights_at_the_same_path_find_nothing(make: Make, store: MemoryStore, tmp_path: Path) -> None:
-    extra = {"store_tokens": 4}
-    make(extra=extra).serve("a", PROMPT, 1)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes())
-    assert make(extra=extra).serve("b", PROMPT, 1) == 0
-    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # this request hits the records of request b
 
 
 def test_new_weights_of_an_adapter_at_the_same_path_find_nothing(

@@ -62,6 +62,7 @@ def test_B53_a_turn_after_an_abort_goes_on_under_its_own_salt(play: Play) -> Non
     play.run(row, T[:20])
     play.end(row, how="release")
     play.turn(T[:24], talk, salt=mine)
+    play.reached("hit_tokens" if play.settings.prefix else "snapshots")
 
 
 @script(of=SALTS, prefix=True, page_size=4, every=8)

@@ -5,7 +5,7 @@ draft is a token of another text.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -86,148 +86,93 @@ class Model:
 
 
 class Walk:
-    """Makes random calls with drafts, and checks outputs and snapshots against plain decode."""
+    """Makes random steps with drafts, and checks outputs and snapshots against plain decode.
+
+    Random programs draw all other calls between such steps, on bytes that they make themselves.
+    """
 
     def __init__(self, mem: ms.StateManager, model: Model, generator: torch.Generator, tail: int) -> None:
-        self.mem, self.model, self.generator, self.tail, self.overlap = mem, model, generator, tail, mem.overlap
+        self.mem, self.model, self.generator, self.tail = mem, model, generator, tail
         self.rows: dict[ms.Row, tuple[int, int]] = {}  # row -> (number of its text, its length)
         self.kept: list[tuple[ms.Snapshot, int]] = []
-        self.names = 0
-        self.flight: Any = None  # with overlap, the arguments of `settle` for the last step
+        self.flights: list[tuple[ms.Step, list[int], bool, bool]] = []  # arguments of `settle`
+        self.names = count()
 
     def draw(self, most: int) -> int:
         return int(torch.randint(0, most + 1, (1,), generator=self.generator))
 
     def step(self) -> None:
-        entries: list[Any] = [row for row in self.rows if self.draw(4)]
-        entries = [entries[i] for i in torch.randperm(len(entries), generator=self.generator)]
-        if self.draw(2) == 0:
-            entries.insert(self.draw(len(entries)), None)
-        tokens, drafts, accepted, texts = [], [], [], []
-        trees: list[Tree] = []
-        for row in entries:
-            text, length = self.rows.get(row, (0, 0))
+        """Runs a step, and settles it or, with overlap, the one before."""
+        order = torch.randperm(len(self.rows) + 1, generator=self.generator)
+        entries = [[*self.rows, None][i] for i in order]
+        starts = [self.rows.get(row, (0, 0)) for row in entries]  # type: ignore[arg-type]
+        tokens, drafts, texts, trees = [], [], [], []
+        for text, length in starts:
             n = self.draw(self.tail - 1) + 1 if length or self.draw(1) else self.draw(30) + 1
-            if self.draw(7) == 0:
-                n = 0  # the step only folds pending tokens
+            n *= self.draw(7) > 0  # a step of 0 tokens only folds pending tokens
             of = self.draw(n) if n <= self.tail and self.draw(3) else 0
             trees.append(drawn_behind(n - of, of, self.generator, branches=bool(self.draw(1))))
-            path = trees[-1].path
             tokens.append(n)
             drafts.append(of)
-            accepted.append(len(path) if row is not None else 0)
-            at = {node: length + number for number, node in enumerate(path)}
+            at = {node: length + number for number, node in enumerate(trees[-1].path)}
             texts.append([(text, at[t]) if t in at else (WRONG, length + t) for t in range(n)])
-        starts = [self.rows.get(row, (0, 0)) for row in entries]
         step = self.mem.plan(entries, tokens, drafts=drafts, defer=self.draw(3) // 2 * self.draw(2 * self.tail))
         assert step.lengths.tolist() == [length for _, length in starts]
-        if self.flight is None:
-            assert step.before.tolist() == step.lengths.tolist()
         branches = any(tree.parents != [*range(-1, len(tree.parents) - 1)] for tree in trees)
-        out = self.model.forward(self.mem, step, texts, trees if branches else ()) if entries else None
-        written = bool(self.draw(1)) or self.overlap or branches
-        if written:
+        out = self.model.forward(self.mem, step, texts, trees if branches else ())
+        accepted = [len(tree.path) if row else 0 for row, tree in zip(entries, trees, strict=True)]
+        if written := bool(self.draw(1)) or self.mem.overlap or branches:
             step.accepted.copy_(torch.tensor(accepted, dtype=torch.int32))
         if branches:
             self.mem.device.keep_path(nodes_of([tree.path for tree in trees], self.mem.planes.device))
-        for entry, row in enumerate(entries):
-            text, length = starts[entry]
-            for t, node in enumerate(trees[entry].path[: accepted[entry]]):
-                assert out is not None and same_bits(out[entry, node], self.model.outputs[text, length + t])
-            if row is not None:
+        for entry, (row, (text, length)) in enumerate(zip(entries, starts, strict=True)):
+            for t, node in enumerate(trees[entry].path if row else ()):
+                assert same_bits(out[entry, node], self.model.outputs[text, length + t])
+            if row:
                 self.rows[row] = text, length + accepted[entry]
-        flight = step, entries, accepted, any(drafts), written, [length for _, length in starts]
-        flight, self.flight = (self.flight, flight) if self.overlap else (flight, None)
-        if self.overlap and self.draw(5) == 0:
-            self.check()
-        if flight is not None:
-            self.settle(*flight)
+        self.flights.append((step, accepted, any(drafts), written))
+        self.settle(leave=self.mem.overlap)
 
-    def settle(
-        self, step: ms.Step, entries: list[Any], accepted: list[int], guessed: bool, written: bool, starts: list[int]
-    ) -> None:
-        """Settles a step. Some of its rows end with it. With overlap, the next step was planned with these rows too."""
-        over = [row in self.rows and self.draw(30) == 0 for row in entries]
-        if guessed or self.draw(1):
-            self.mem.accept(step, accepted, finished=over, written=written)
-        else:
-            self.mem.settle(step, over)
-        assert step.before.tolist() == starts
-        assert step.after.tolist() == [a + b for a, b in zip(starts, accepted, strict=True)]
-        if self.flight is None:
-            for row in entries:
-                assert row not in self.rows or row in over or self.mem.info(row).length == self.rows[row][1]
-        for row, ended in zip(entries, over, strict=True):
-            if ended:
-                at = dict(zip(self.flight[1], self.flight[5], strict=True)) if self.flight else {}
-                length = at.get(row, self.rows[row][1])  # the length before the dead step
-                # The request may have ended a few tokens earlier.
-                self.rows[row] = self.rows[row][0], length - self.draw(min(length, self.draw(3)))
-                self.end([row])
+    def settle(self, leave: int = 0) -> None:
+        """Settles all steps but the newest `leave` ones."""
+        while len(self.flights) > leave:
+            step, accepted, guessed, written = self.flights.pop(0)
+            if guessed or self.draw(1):
+                self.mem.accept(step, accepted, written=written)
+            else:
+                self.mem.settle(step)
+            assert (step.after - step.before).tolist() == accepted
 
-    def end(self, rows: list[ms.Row]) -> None:
-        keep = self.draw(1)
-        lengths = [self.rows[row][1] for row in rows]
-        where: Any = {"keep": "handle", "lengths": lengths} if keep else {}
-        for row, state in zip(rows, self.mem.end(rows, **where), strict=True):
-            text, length = self.rows.pop(row)
+    def keep(self, rows: list[ms.Row], states: Sequence[ms.Snapshot | None]) -> None:
+        """Notes handles, checks that each has the bits of plain decode at its length, and drops all but the last 3."""
+        self.mem.submit(*(flight[0] for flight in self.flights))
+        for row, state in zip(rows, states, strict=True):
             if state is not None:
-                self.keep(state, text, length)
-
-    def keep(self, state: ms.Snapshot | None, text: int, length: int) -> None:
-        if state is not None:
-            assert state.length <= length
-            self.kept.append((state, text))
-
-    def check(self) -> None:
-        """Checks that each kept snapshot has the bits of plain decode at its length."""
-        self.mem.submit(*([self.flight[0]] if self.flight is not None else []))
+                text, length = self.rows[row]
+                assert state.length <= length
+                self.kept.append((state, text))
         for state, text in self.kept:
             (slot,) = self.mem.device.read_slots([state]).wait().tolist()
             assert same_bits(self.mem.planes["ssm"][0, slot], self.model.states[text, state.length - 1]), state
         self.mem.audit().raise_if_leaking()
+        self.mem.drop([state for state, _ in self.kept[:-3]])
+        self.kept = self.kept[-3:]
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            choice = self.draw(7)
-            if self.flight is not None and (choice == 3 or self.draw(1)):  # only settled rows can be forked
-                flight, self.flight = self.flight, None
-                self.settle(*flight)
-            if len(self.rows) < 4 and choice < 3:
-                again = self.kept and self.draw(1)
-                state, text = self.kept[self.draw(len(self.kept) - 1)] if again else (None, self.draw(WRONG - 1))
-                try:
-                    (row,) = self.mem.admit([ms.Request(self.names, resume=state)])
-                except (ms.OutOfSlots, ms.OutOfRows):
-                    self.drop()
-                    continue
-                self.names += 1
+            if len(self.rows) < 3:
+                state, text = self.kept[-1] if self.kept and self.draw(1) else (None, self.draw(WRONG - 1))
+                (row,) = self.mem.admit([ms.Request(next(self.names), resume=state)])
                 self.rows[row] = text, state.length if state else 0
-            elif choice == 3 and self.rows:
-                row = [*self.rows][self.draw(len(self.rows) - 1)]
-                try:
-                    fork = self.mem.fork(row, [self.names])
-                except (ms.OutOfSlots, ms.OutOfRows):
-                    self.drop()
-                    continue
-                self.names += 1
-                self.rows[fork.rows[0]] = self.rows[row]
-            elif choice == 4 and self.rows:
-                self.end([[*self.rows][self.draw(len(self.rows) - 1)]])
-            elif choice == 5 and self.rows:
-                rows = [*self.rows]
-                for row, state in zip(rows, self.mem.publish(rows, keep="handle"), strict=True):
-                    self.keep(state, *self.rows[row])
-            elif choice == 6:
-                self.drop()
-            if all(length < TOKENS - 35 for _, length in self.rows.values()):
-                self.step()
-            else:
-                self.end([row for row, (_, length) in self.rows.items() if length >= TOKENS - 35])
-            if self.draw(5) == 0:
-                self.check()
-
-    def drop(self) -> None:
-        if self.kept:
-            state, _ = self.kept.pop(self.draw(len(self.kept) - 1))
-            self.mem.drop([state])
+            self.step()
+            if self.draw(2):
+                continue
+            self.settle()
+            rows = [row for row, (_, length) in self.rows.items() if length >= TOKENS - 35 or not self.draw(5)]
+            self.keep(rows, self.mem.end(rows, keep="handle"))
+            for row in rows:
+                del self.rows[row]
+            self.keep(rows := [*self.rows], self.mem.publish(rows, keep="handle"))
+            if rows and len(rows) < 3:
+                (fork,) = self.mem.fork(rows[0], [next(self.names)]).rows
+                self.rows[fork] = self.rows[rows[0]]

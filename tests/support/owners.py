@@ -60,11 +60,6 @@ def nodes(cache: ms.prefix.PrefixCache) -> dict[int, Node]:
     return {node.snapshot.register: node for node in cache.stated() if node.snapshot}
 
 
-def kinds(mem: ms.StateManager, row: ms.Row) -> list[str]:
-    """Returns the kinds of the states that a row has kept at marks, in order."""
-    return [marks(mem).kind(state) for state in marks(mem).kept.get(row.index, ())]
-
-
 def free(mem: ms.StateManager) -> int:
     """Returns the number of holders without a state."""
     return holdings(mem).free

@@ -10,6 +10,7 @@ import pytest
 from tests.support import cputime
 from tests.support.journeys import count, frames
 from tests.support.measures import arrows, code_lines, imported, lines, nones, room, words
+from tests.support.refusals import refusals
 from tests.support.sources import ROOT
 
 FILE = ROOT / "tests" / "budget.txt"
@@ -106,12 +107,12 @@ def test_a_budget_is_kept_from_both_sides(what: str, measured: dict[str, int], s
     assert len(faults) == bool(said) and said in "".join(faults)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("lines kernels 10", "what where bar why"), ("lines a 1 x\nlines a 2 y", "two bars")]
+test_a_bar_stands_once_and_has_a_reason = refusals(
+    AssertionError,
+    ("lines kernels 10", "what where bar why"),
+    ("lines a 1 x\nlines a 2 y", "two bars"),
+    call=bars,
 )
-def test_a_bar_stands_once_and_has_a_reason(text: str, said: str) -> None:
-    with pytest.raises(AssertionError, match=said):
-        bars(text)
 
 
 def test_dear_cases_are_there_and_have_reasons() -> None:

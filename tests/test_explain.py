@@ -17,6 +17,7 @@ from memstate.kernels.configs import DeltaConfig, GatherConfig
 from memstate.kernels.own import Kernel
 from memstate.state.presets import CHECKPOINTS
 from tests.kernels.test_tuned import folders, record, write
+from tests.support.refusals import refusals
 from tests.support.sampling import PROOF
 from tests.support.sources import ROOT
 
@@ -99,30 +100,26 @@ def test_states_of_ones_own_without_parts_may_be_of_either_rule() -> None:
 UNREGISTERED = "not registered, so no file counts: call register()"
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"states": "qwen3_next", "batch": 0}, "batch 0"),
-        ({"states": "qwen3_next", "ranks": 0}, "ranks 0"),
-        ({"states": "qwen3_next", "ranks": 64}, "64 ranks"),
-        ({"states": "gpt2"}, "one of the presets qwen3_next"),
-        ({"states": {"model_type": "llama"}}, "the known ones are"),
-        (
-            {"states": own(2, 16, 16), "ssm_dtype": torch.float16},
-            "ssm_dtype=torch.float16: expected None for a StateLayout",
-        ),
-        (
-            {"states": "mamba", "ssm_dtype": torch.int8},
-            "ssm_dtype=torch.int8: expected .* float32, bfloat16 or float16",
-        ),
-        ({"batch": 64}, "batch=64, .*expected states with them"),
-        ({"states": "mamba", "device": "cuda:0"}, "device='cuda:0': expected the name of a device"),
-        ({"states": "mamba", "device": ""}, "device='': expected the name of a device"),
-    ],
+test_arguments_that_mean_nothing_are_refused = refusals(
+    ms.InvalidArgument,
+    ({"states": "qwen3_next", "batch": 0}, "batch 0"),
+    ({"states": "qwen3_next", "ranks": 0}, "ranks 0"),
+    ({"states": "qwen3_next", "ranks": 64}, "64 ranks"),
+    ({"states": "gpt2"}, "one of the presets qwen3_next"),
+    ({"states": {"model_type": "llama"}}, "the known ones are"),
+    (
+        {"states": own(2, 16, 16), "ssm_dtype": torch.float16},
+        "ssm_dtype=torch.float16: expected None for a StateLayout",
+    ),
+    (
+        {"states": "mamba", "ssm_dtype": torch.int8},
+        "ssm_dtype=torch.int8: expected .* float32, bfloat16 or float16",
+    ),
+    ({"batch": 64}, "batch=64, .*expected states with them"),
+    ({"states": "mamba", "device": "cuda:0"}, "device='cuda:0': expected the name of a device"),
+    ({"states": "mamba", "device": ""}, "device='': expected the name of a device"),
+    call=lambda given: ms.explain(**given),
 )
-def test_arguments_that_mean_nothing_are_refused(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ms.InvalidArgument, match=says):
-        ms.explain(**given)  # type: ignore[arg-type]
 
 
 def test_a_file_that_cannot_be_used_is_named(folders: tuple[Path, Path]) -> None:

@@ -1,7 +1,7 @@
 """Tests replays of traces: small ones with known results, properties of all policies, and refusals."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import combinations
@@ -17,6 +17,7 @@ from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix.policies import Lru
 from memstate_tools.traces.make import KINDS, make
+from tests.support.refusals import refusals
 
 ENDS = Loop(every=16 * BLOCK)  # decode leaves its first state at this length
 
@@ -395,14 +396,9 @@ def test_a_policy_of_the_callers_own() -> None:
     assert rates[0] != rates[1]
 
 
-@pytest.mark.parametrize(
-    ("act", "says"),
-    [
-        (lambda: replay([request(1)], 1, 4, Lru()), r"policy Lru\(\): expected a name, or a class or function"),  # type: ignore[arg-type]
-        (lambda: replay([], 1, 4, "lru"), "nothing to replay: no request"),
-        (lambda: compare([], (1,), 4, ("lru",)), "nothing to replay: "),
-    ],
+test_what_cannot_be_replayed_is_refused = refusals(
+    InvalidArgument,
+    (lambda: replay([request(1)], 1, 4, Lru()), r"policy Lru\(\): expected a name, or a class or function"),  # type: ignore[arg-type]
+    (lambda: replay([], 1, 4, "lru"), "nothing to replay: no request"),
+    (lambda: compare([], (1,), 4, ("lru",)), "nothing to replay: "),
 )
-def test_what_cannot_be_replayed_is_refused(act: Callable[[], object], says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        act()

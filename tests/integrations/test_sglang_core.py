@@ -16,6 +16,7 @@ from memstate_tools.bench.radix_peer import load
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
 from memstate_tools.bench.no_torchvision import leave_out_torchvision
+from tests.support.refusals import refusals
 
 leave_out_torchvision()
 sgl = load()
@@ -218,9 +219,8 @@ def test_trees_in_place_of_others_end_in_turn() -> None:
         pass
 
 
-@pytest.mark.parametrize(("given", "said"), [
+test_what_it_does_not_have_is_refused_by_name = refusals(
+    ms.ConfigurationError,
     ({"enable_kv_cache_events": True}, "KV cache events"), ({"enable_session_radix_cache": True}, "session-radix"),
-])  # fmt: skip
-def test_what_it_does_not_have_is_refused_by_name(given: dict[str, bool], said: str) -> None:
-    with pytest.raises(ms.ConfigurationError, match=said):
-        World(1, **given)
+    call=lambda given: World(1, **given),
+)  # fmt: skip

@@ -34,6 +34,7 @@ from tests.proof.gpu.proved import newest_first
 from tests.proof.test_gpu_proof import Referring, on_cpu
 from tests.support.kernel_runs import not_interpreted
 from tests.support.op_case import every
+from tests.support.refusals import refusals
 from tests.support.running_mean import running_mean
 from tests.support.sampling import PROOF
 from tests.support.sources import ROOT
@@ -175,24 +176,20 @@ def test_a_name_that_a_backend_has_is_taken(name: str) -> None:
     assert name not in KERNELS and (name in CONFIGS) == (name == "copy")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"reference": None}, "kernel 'running_mean': expected three functions: launch, reference, case"),
-        ({"case": 3}, "kernel 'running_mean': expected three functions"),
-        ({"name": "running mean"}, "kernel 'running mean': expected a Python name"),
-        ({"space": {"warps": ()}}, r"kernel 'running_mean': axis 'warps' has \(\), expected whole numbers"),
-        ({"space": {"warps": (2, 0.5)}}, r"axis 'warps' has \(2, 0.5\)"),
-        ({"space": {"warps": (2, -1)}}, r"axis 'warps' has \(2, -1\)"),
-        ({"name": "class"}, "kernel 'class': expected a Python name"),
-        ({"name": "all"}, "kernel 'all': expected a Python name"),
-        ({"space": {"key_of": (1,)}, "launch": print}, "axis 'key_of': expected another Python name"),
-        ({"space": {"waves": (1,)}}, "`launch` has no parameter 'waves', an axis of `space`"),
-    ],
+test_what_is_no_kernel_is_refused = refusals(
+    ValueError,
+    ({"reference": None}, "kernel 'running_mean': expected three functions: launch, reference, case"),
+    ({"case": 3}, "kernel 'running_mean': expected three functions"),
+    ({"name": "running mean"}, "kernel 'running mean': expected a Python name"),
+    ({"space": {"warps": ()}}, r"kernel 'running_mean': axis 'warps' has \(\), expected whole numbers"),
+    ({"space": {"warps": (2, 0.5)}}, r"axis 'warps' has \(2, 0.5\)"),
+    ({"space": {"warps": (2, -1)}}, r"axis 'warps' has \(2, -1\)"),
+    ({"name": "class"}, "kernel 'class': expected a Python name"),
+    ({"name": "all"}, "kernel 'all': expected a Python name"),
+    ({"space": {"key_of": (1,)}, "launch": print}, "axis 'key_of': expected another Python name"),
+    ({"space": {"waves": (1,)}}, "`launch` has no parameter 'waves', an axis of `space`"),
+    call=lambda given: replace(running_mean, **given),
 )
-def test_what_is_no_kernel_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        replace(running_mean, **changes)
 
 
 def test_a_kernel_without_a_name_has_that_of_its_launch() -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from memstate.errors import InvalidArgument
 from memstate.sizes import format_bytes
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.sharding import Part
+from tests.support.refusals import refusals
 
 A = Plane("a", (1,), torch.int8)
 SMALL = StateLayout([A], 1)
@@ -105,47 +105,42 @@ def test_reprs_are_one_line_with_units():
     assert repr(mixed) == f"StateLayout({whole})"
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Plane("", (1,), torch.float32), "name"),
-        (lambda: Plane("ssm", (1, -2), torch.float32), "shape"),
-        (lambda: Plane("ssm", (1,), "float32"), "dtype"),
-        (lambda: StateLayout([], 1), "planes"),
-        (lambda: StateLayout([A] * 2, 1), "once"),
-        (lambda: StateLayout([A], 0), "layers"),
-        (lambda: StateLayout([A], 1, "row_major"), "order"),
-        (lambda: StateLayout([A], 1, alignment=24), "alignment"),
-        (lambda: StateLayout([A], 1, alignment="16"), "alignment '16'"),
-        (lambda: StateLayout([A], True), "layers True"),
-        (lambda: StateLayout(A, 1), "planes Plane.*: expected a sequence of Plane"),
-        (lambda: StateLayout("ab", 1), "planes 'ab': expected a sequence"),
-        (lambda: StateLayout([("a", (1,))], 1), "expected a sequence of Plane"),
-        (lambda: Plane(5, (1,), torch.int8), "a plane needs a name, a text; got 5"),
-        (lambda: Plane("a", 5, torch.int8), "plane a: shape 5"),
-        (lambda: Plane("a", (True,), torch.int8), "shape"),
-        (lambda: Plane("a", (1,), torch.int8, layers=0), "plane a: layers 0: expected 1 or more"),
-        (lambda: Plane("a", (1,), torch.int8, grid=0), "plane a: grid 0: expected 1 or more"),
-        (lambda: Plane("a", (1,), torch.int8, fill=300), "plane a: fill 300"),
-        (lambda: Plane("a", (1,), torch.int8, fill=-float("inf")), "plane a: fill -inf"),
-        (lambda: Plane("a", (1,), torch.bfloat16, fill=0.1), r"plane a: fill 0.1 is 0.1000\d+ in torch.bfloat16"),
-        (lambda: Plane("a", (1,), torch.float32, fill=float("nan")), "plane a: fill nan"),
-        (lambda: Plane("a", (1,), torch.float32, fill="x"), "plane a: fill 'x', expected a number"),
-        (lambda: Plane("a", (1,), torch.int64, fill=10**30), "plane a: fill 1000000000.*, expected a number"),
-        (lambda: Plane("a", (1,), torch.int8, fill=np.array([1, 2])), "plane a: fill array.*, expected a number"),
-        (lambda: Plane("a", (1,), torch.complex128, fill=1), "plane a: fill .*: only elements of up to 8 bytes"),
-        (lambda: StateLayout([A], 1, rows=A), "rows=Plane.*: expected a StateLayout without rows"),
-        (lambda: StateLayout([A], 1, rows=StateLayout([A], 1, rows=SMALL)), "rows=.*: expected a StateLayout without"),
-        (lambda: dataclasses.replace(A, parts=Part("x", 1)), "plane a: parts Part.*: expected a sequence of Part"),
-        (lambda: Plane("a", (1,), torch.int8, parts=("x",)), "plane a: parts .*: expected a sequence of Part"),
-        *(
-            (lambda layout=layout, ask=ask, slots=slots: getattr(layout, ask)(slots), f"slots {slots!r}: expected 0 or")
-            for layout in (SMALL, dataclasses.replace(SMALL, order="slot_major"))
-            for ask in ("arena_bytes", "placements", "table", "runs")
-            for slots in (-5, 1.5, True, None)
-        ),
-    ],
+test_impossible_layouts_are_refused_by_name = refusals(
+    InvalidArgument,
+    (lambda: Plane("", (1,), torch.float32), "name"),
+    (lambda: Plane("ssm", (1, -2), torch.float32), "shape"),
+    (lambda: Plane("ssm", (1,), "float32"), "dtype"),
+    (lambda: StateLayout([], 1), "planes"),
+    (lambda: StateLayout([A] * 2, 1), "once"),
+    (lambda: StateLayout([A], 0), "layers"),
+    (lambda: StateLayout([A], 1, "row_major"), "order"),
+    (lambda: StateLayout([A], 1, alignment=24), "alignment"),
+    (lambda: StateLayout([A], 1, alignment="16"), "alignment '16'"),
+    (lambda: StateLayout([A], True), "layers True"),
+    (lambda: StateLayout(A, 1), "planes Plane.*: expected a sequence of Plane"),
+    (lambda: StateLayout("ab", 1), "planes 'ab': expected a sequence"),
+    (lambda: StateLayout([("a", (1,))], 1), "expected a sequence of Plane"),
+    (lambda: Plane(5, (1,), torch.int8), "a plane needs a name, a text; got 5"),
+    (lambda: Plane("a", 5, torch.int8), "plane a: shape 5"),
+    (lambda: Plane("a", (True,), torch.int8), "shape"),
+    (lambda: Plane("a", (1,), torch.int8, layers=0), "plane a: layers 0: expected 1 or more"),
+    (lambda: Plane("a", (1,), torch.int8, grid=0), "plane a: grid 0: expected 1 or more"),
+    (lambda: Plane("a", (1,), torch.int8, fill=300), "plane a: fill 300"),
+    (lambda: Plane("a", (1,), torch.int8, fill=-float("inf")), "plane a: fill -inf"),
+    (lambda: Plane("a", (1,), torch.bfloat16, fill=0.1), r"plane a: fill 0.1 is 0.1000\d+ in torch.bfloat16"),
+    (lambda: Plane("a", (1,), torch.float32, fill=float("nan")), "plane a: fill nan"),
+    (lambda: Plane("a", (1,), torch.float32, fill="x"), "plane a: fill 'x', expected a number"),
+    (lambda: Plane("a", (1,), torch.int64, fill=10**30), "plane a: fill 1000000000.*, expected a number"),
+    (lambda: Plane("a", (1,), torch.int8, fill=np.array([1, 2])), "plane a: fill array.*, expected a number"),
+    (lambda: Plane("a", (1,), torch.complex128, fill=1), "plane a: fill .*: only elements of up to 8 bytes"),
+    (lambda: StateLayout([A], 1, rows=A), "rows=Plane.*: expected a StateLayout without rows"),
+    (lambda: StateLayout([A], 1, rows=StateLayout([A], 1, rows=SMALL)), "rows=.*: expected a StateLayout without"),
+    (lambda: dataclasses.replace(A, parts=Part("x", 1)), "plane a: parts Part.*: expected a sequence of Part"),
+    (lambda: Plane("a", (1,), torch.int8, parts=("x",)), "plane a: parts .*: expected a sequence of Part"),
+    *(
+        (lambda layout=layout, ask=ask, slots=slots: getattr(layout, ask)(slots), f"slots {slots!r}: expected 0 or")
+        for layout in (SMALL, dataclasses.replace(SMALL, order="slot_major"))
+        for ask in ("arena_bytes", "placements", "table", "runs")
+        for slots in (-5, 1.5, True, None)
+    ),
 )
-def test_impossible_layouts_are_refused_by_name(build, message):
-    with pytest.raises(InvalidArgument, match=message):
-        build()

@@ -1,7 +1,6 @@
 """Tests what a sweep tries: kernels, their axes, the order of configurations; and what it refuses at once."""
 
 from dataclasses import asdict, replace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +15,7 @@ from memstate_tools import models, tuning
 from memstate_tools.models import model_of
 from memstate_tools.tuning.grid import axes_of, combinations, one_at_a_time
 from memstate_tools.tuning.subject import subjects
+from tests.support.refusals import refusals
 from tests.support.running_mean import running_mean
 from tests.support.written import registered
 
@@ -95,24 +95,20 @@ def test_a_layout_says_the_rule_of_its_states(name: str) -> None:
 # -- what is refused before any work -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"kernels": []}, r"kernels \[\]: expected copy, gather"),
-        ({"kernels": len}, "kernels <built-in function len>: expected copy"),
-        ({"kernels": [len]}, "kernel <built-in function len>: expected copy"),
-        ({"kernels": replace(running_mean, name="copy")}, "kernel 'copy': the name is taken; give another"),
-        ({"kernels": [running_mean, replace(running_mean, state=[])]}, "kernel 'running_mean': the name is taken"),
-        ({"limit": 1.5}, "limit 1.5: at least 1"),
-        ({"dtypes": []}, r"dtypes \[\]: expected dtypes of torch"),
-        ({"dtypes": ["float32"]}, r"dtypes \['float32'\]: expected dtypes of torch"),
-        ({"batches": [1.0]}, r"batches \[1.0\]"),
-        ({"batches": [True]}, r"batches \[True\]"),
-    ],
+test_bad_requests_are_refused = refusals(
+    InvalidArgument,
+    ({"kernels": []}, r"kernels \[\]: expected copy, gather"),
+    ({"kernels": len}, "kernels <built-in function len>: expected copy"),
+    ({"kernels": [len]}, "kernel <built-in function len>: expected copy"),
+    ({"kernels": replace(running_mean, name="copy")}, "kernel 'copy': the name is taken; give another"),
+    ({"kernels": [running_mean, replace(running_mean, state=[])]}, "kernel 'running_mean': the name is taken"),
+    ({"limit": 1.5}, "limit 1.5: at least 1"),
+    ({"dtypes": []}, r"dtypes \[\]: expected dtypes of torch"),
+    ({"dtypes": ["float32"]}, r"dtypes \['float32'\]: expected dtypes of torch"),
+    ({"batches": [1.0]}, r"batches \[1.0\]"),
+    ({"batches": [True]}, r"batches \[True\]"),
+    call=lambda given: tuning.sweep(**given),
 )
-def test_bad_requests_are_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        tuning.sweep(**given)
 
 
 def test_a_package_whose_kernel_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Tests that lines and stacked bars have the given numbers, and figures of layouts side by side against arithmetic."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from memstate import Plane, StateLayout, presets, viz
 from memstate.errors import InvalidArgument
+from tests.support.refusals import refusals
 
 PLAN = {"small": {"states": 1.0, "KV": 3.0}, "large": {"states": 0.0, "KV": 12_345.0}}
 
@@ -114,26 +114,21 @@ def test_layouts_stand_side_by_side_in_one_table() -> None:
         assert f"<td>{cell}</td>" in page and cell in text
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: viz.stacked({"a": {"x": -1}}, "m"), "a, x is -1, expected a number from 0 on"),
-        (lambda: viz.lines({"a": {}}, "n", "m"), "expected a dict of groups, each a dict of values by name"),
-        (lambda: viz.lines({"a": {0: 1.0}}, "n", "m"), "a at 0, expected a whole number from 1 on"),
-        (lambda: viz.lines({"a": {1: math.inf}}, "n", "m"), "a at 1 is inf, expected a number"),
-        (lambda: viz.lines({"a": {1: 0.0}}, "n", "m", log=True), "a at 1 is 0.0, expected a number above 0"),
-        (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits=[1]), r"limits: \[1\], expected a dict"),
-        (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits={"b": "1"}), "limits: b is '1', expected a number"),
-        (lambda: viz.compare_layouts({}), "no layout"),
-        (
-            lambda: viz.compare_layouts({"a": ODD}, {"b": ODD}),
-            r"kv=.*: expected layouts of KV pages for names of \['a'",
-        ),
-        (lambda: viz.compare_layouts({"a": ODD}, ODD), "kv=StateLayout.*: expected layouts of KV pages"),
-        (lambda: viz.compare_layouts({"a": EMPTY}), "layout a: its slots have no bytes"),
-        (lambda: viz.compare_layouts({"a": ODD}, memory=["80"]), "memory='80': a number without a unit"),
-    ],
+test_bad_input_is_refused = refusals(
+    InvalidArgument,
+    (lambda: viz.stacked({"a": {"x": -1}}, "m"), "a, x is -1, expected a number from 0 on"),
+    (lambda: viz.lines({"a": {}}, "n", "m"), "expected a dict of groups, each a dict of values by name"),
+    (lambda: viz.lines({"a": {0: 1.0}}, "n", "m"), "a at 0, expected a whole number from 1 on"),
+    (lambda: viz.lines({"a": {1: math.inf}}, "n", "m"), "a at 1 is inf, expected a number"),
+    (lambda: viz.lines({"a": {1: 0.0}}, "n", "m", log=True), "a at 1 is 0.0, expected a number above 0"),
+    (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits=[1]), r"limits: \[1\], expected a dict"),
+    (lambda: viz.lines({"a": {1: 1.0}}, "n", "m", limits={"b": "1"}), "limits: b is '1', expected a number"),
+    (lambda: viz.compare_layouts({}), "no layout"),
+    (
+        lambda: viz.compare_layouts({"a": ODD}, {"b": ODD}),
+        r"kv=.*: expected layouts of KV pages for names of \['a'",
+    ),
+    (lambda: viz.compare_layouts({"a": ODD}, ODD), "kv=StateLayout.*: expected layouts of KV pages"),
+    (lambda: viz.compare_layouts({"a": EMPTY}), "layout a: its slots have no bytes"),
+    (lambda: viz.compare_layouts({"a": ODD}, memory=["80"]), "memory='80': a number without a unit"),
 )
-def test_bad_input_is_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        call()

@@ -22,6 +22,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.slots.inspect import Inspection
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
+from tests.support.refusals import refusals
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
 EMPTY = Inspection(3, [0] * 4, [False, False, True, True], [], [], {}, {})
@@ -184,9 +185,8 @@ def test_curves_have_their_numbers_and_show_equal_lines() -> None:
     assert [tick for tick in upper.get_yticks() if tick != int(tick)] == []
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+test_bad_input_is_refused_with_the_numbers = refusals(
+    ms.InvalidArgument,
         (lambda: viz.free_words("bits"), "'bits': expected what `StateManager.inspect` returns"),
         (lambda: viz.bitmap(replace(EMPTY, capacity=40_000, free=[False] * 40_001)), "1251 words cannot be told apart"),
         (lambda: viz.sections([0] * 15), "packet: 15 words, expected 16 or more whole numbers"),
@@ -207,11 +207,7 @@ def test_curves_have_their_numbers_and_show_equal_lines() -> None:
         (lambda: viz.curves({"a": {"x": [1], "y": [1, 2]}}), r"lines of \[1, 2\] numbers and 0 labels"),
         (lambda: viz.curves({"a": {"x": [1]}}, ["0", "1"]), r"lines of \[1\] numbers and 2 labels"),
         (lambda: viz.curves({"a": {"x": [float("nan")]}}), "a, x is nan, expected a number"),
-    ],
 )  # fmt: skip
-def test_bad_input_is_refused_with_the_numbers(call: Any, message: str) -> None:
-    with pytest.raises(ms.InvalidArgument, match=message):
-        call()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.viz import ByteRange, figure
 from tests.support.processes import python
+from tests.support.refusals import refusals
 
 ROOT = Path(__file__).parents[2]
 PLANES = (Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3), torch.float32), Plane("none", (0,), torch.int8))
@@ -80,32 +81,27 @@ def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
     assert bytes_of(viz.blocks(layout, slots, ids)) < bytes_of(whole)  # a copy moves padding, too
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: viz.blocks(LAYOUT, 4, [0]), r"slots \[0\]: expected 1..4"),
-        (lambda: viz.blocks(LAYOUT, 4, [1], [3]), r"layers \[3\]: expected 0..2"),
-        (lambda: viz.touched([], 0), "page_bytes 0: expected 1 or more"),
-        (lambda: viz.slot({}), "no layout"),
-        (lambda: viz.arena({"big": LAYOUT}, 500), "4509 blocks"),
-        (lambda: viz.bars({"a": {"x": 1.0}, "b": {"y": 1.0}}, "MiB"), "names"),
-        (lambda: viz.blocks(LAYOUT, 4, 1), "slots 1: expected a list of 1..4"),
-        (lambda: viz.runs(LAYOUT, 4.0, [1]), "slots 4.0: expected 1 or more"),
-        (lambda: viz.arena({"a": LAYOUT}, -3), "slots -3: expected 1 or more"),
-        (lambda: viz.arena([LAYOUT], 3), "expected a StateLayout, or a dict of them by name"),
-        (lambda: viz.pages(LAYOUT, 2, [1], 1.5), "page_bytes 1.5: expected 1 or more"),
-        (lambda: viz.pages(LAYOUT, 10**6, [1], 16), r"pages: \d+ pages of 16 bytes cannot be told apart"),
-        (lambda: viz.bars([1], "MiB"), r"bars: \[1\], expected a dict of groups"),
-        (lambda: viz.bars({"a": {"x": float("nan")}}, "MiB"), "a, x is nan, expected a number"),
-        (lambda: viz.bars({"a": {"x": -1}}, "MiB", log=True), "a, x is -1, expected a number from 0 on"),
-        (lambda: viz.occupancy(["picture"]), r"\['picture'\]: expected what `StateManager.inspect`"),
-        (lambda: viz.occupancy([picture(capacity=5000)] * 5), "5 pictures of 5000 slots cannot be told apart"),
-        (lambda: viz.occupancy([picture()] * 2, "ab"), "2 labels"),
-    ],
+test_bad_input_is_refused_with_the_numbers = refusals(
+    InvalidArgument,
+    (lambda: viz.blocks(LAYOUT, 4, [0]), r"slots \[0\]: expected 1..4"),
+    (lambda: viz.blocks(LAYOUT, 4, [1], [3]), r"layers \[3\]: expected 0..2"),
+    (lambda: viz.touched([], 0), "page_bytes 0: expected 1 or more"),
+    (lambda: viz.slot({}), "no layout"),
+    (lambda: viz.arena({"big": LAYOUT}, 500), "4509 blocks"),
+    (lambda: viz.bars({"a": {"x": 1.0}, "b": {"y": 1.0}}, "MiB"), "names"),
+    (lambda: viz.blocks(LAYOUT, 4, 1), "slots 1: expected a list of 1..4"),
+    (lambda: viz.runs(LAYOUT, 4.0, [1]), "slots 4.0: expected 1 or more"),
+    (lambda: viz.arena({"a": LAYOUT}, -3), "slots -3: expected 1 or more"),
+    (lambda: viz.arena([LAYOUT], 3), "expected a StateLayout, or a dict of them by name"),
+    (lambda: viz.pages(LAYOUT, 2, [1], 1.5), "page_bytes 1.5: expected 1 or more"),
+    (lambda: viz.pages(LAYOUT, 10**6, [1], 16), r"pages: \d+ pages of 16 bytes cannot be told apart"),
+    (lambda: viz.bars([1], "MiB"), r"bars: \[1\], expected a dict of groups"),
+    (lambda: viz.bars({"a": {"x": float("nan")}}, "MiB"), "a, x is nan, expected a number"),
+    (lambda: viz.bars({"a": {"x": -1}}, "MiB", log=True), "a, x is -1, expected a number from 0 on"),
+    (lambda: viz.occupancy(["picture"]), r"\['picture'\]: expected what `StateManager.inspect`"),
+    (lambda: viz.occupancy([picture(capacity=5000)] * 5), "5 pictures of 5000 slots cannot be told apart"),
+    (lambda: viz.occupancy([picture()] * 2, "ab"), "2 labels"),
 )
-def test_bad_input_is_refused_with_the_numbers(call, message) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        call()
 
 
 def extents(axes, line: int) -> list[tuple[int, int]]:

@@ -25,6 +25,7 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
+from tests.support.refusals import refusals
 from tests.support.virtual import AtOnce, MemoryStore
 
 SIZE, BYTES, BLOCKS = 4, 48, 12
@@ -481,26 +482,22 @@ def test_what_is_given_up_is_reported_before_its_save_is_over() -> None:
     assert Report(gone={0: {1}})
 
 
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ({}, "host_blocks=None and host_bytes=None"),
-        ({"host_blocks": 1, "host_bytes": "1GiB"}, "host_bytes='1GiB'"),
-        ({"host_bytes": "64"}, "write 64GiB"),
-        ({"host_blocks": 1, "store_capacity": "64"}, "store_capacity"),
-        ({"host_blocks": 1, "staging_bytes": None}, "staging_bytes"),
-        ({"host_blocks": 1, 7: 1, "x": 1}, r"has \['7', 'x'\]"),
-        ({"host_blocks": 0}, "host_blocks=0"),
-        ({"host_blocks": "many"}, "host_blocks='many'"),
-        ({"host_blocks": 1, "threads": 0}, "threads=0"),
-        ({"host_blocks": 1, "staging_bytes": -1}, "staging_bytes=-1"),
-        ({"host_blocks": 1, "store": 7}, "store=7"),
-        ({"host_blocks": 1, "cpu_bytes": 7}, "cpu_bytes"),
-    ],
+test_settings_that_cannot_be_meant = refusals(
+    (ConfigurationError, InvalidArgument),
+    ({}, "host_blocks=None and host_bytes=None"),
+    ({"host_blocks": 1, "host_bytes": "1GiB"}, "host_bytes='1GiB'"),
+    ({"host_bytes": "64"}, "write 64GiB"),
+    ({"host_blocks": 1, "store_capacity": "64"}, "store_capacity"),
+    ({"host_blocks": 1, "staging_bytes": None}, "staging_bytes"),
+    ({"host_blocks": 1, 7: 1, "x": 1}, r"has \['7', 'x'\]"),
+    ({"host_blocks": 0}, "host_blocks=0"),
+    ({"host_blocks": "many"}, "host_blocks='many'"),
+    ({"host_blocks": 1, "threads": 0}, "threads=0"),
+    ({"host_blocks": 1, "staging_bytes": -1}, "staging_bytes=-1"),
+    ({"host_blocks": 1, "store": 7}, "store=7"),
+    ({"host_blocks": 1, "cpu_bytes": 7}, "cpu_bytes"),
+    call=Settings.read,
 )
-def test_settings_that_cannot_be_meant(given: dict[str, Any], what: str) -> None:
-    with pytest.raises((ConfigurationError, InvalidArgument), match=what):
-        Settings.read(given)
 
 
 def test_host_memory_in_bytes_and_staging_in_blocks() -> None:

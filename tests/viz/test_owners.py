@@ -23,6 +23,7 @@ from memstate.viz import OwnerSpan, kinds
 from memstate.viz.owners import group_of
 from memstate.viz.tracks import bounds, sorted_lines
 from tests.support.build import build
+from tests.support.refusals import refusals
 from tests.support.scene import busy
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
@@ -99,10 +100,11 @@ def test_a_name_that_says_nothing_does_not_replace_one() -> None:
     assert (span.kind, span.owner, span.end) == ("cached", CACHED.owner, 5)
 
 
-@pytest.mark.parametrize("wrong", [7, "ab", [1], [{"serial": 1}], {"serial": 1}, None])
-def test_what_is_no_list_of_changes_is_refused(wrong: Any) -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"expected `mem\.journal\.changes`"):
-        viz.holdings_over(wrong)
+test_what_is_no_list_of_changes_is_refused = refusals(
+    ms.InvalidArgument,
+    *((wrong, r"expected `mem\.journal\.changes`") for wrong in (7, "ab", [1], [{"serial": 1}], {"serial": 1}, None)),
+    call=viz.holdings_over,
+)
 
 
 @st.composite
@@ -307,18 +309,13 @@ def test_the_timeline_of_a_running_manager_has_every_span(journal: int) -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ([], "timeline: no changes to draw: no slot had an owner yet, or the manager has no journal"),
-        ([Change(at, 1, "claim", at, "live", "x", 0) for at in range(1, 202)], "timeline: 201 registers of 201 spans"),
-        ("ab", "expected `mem.journal.changes`"),
-    ],
-    ids=["none", "many", "text"],
+test_what_cannot_be_drawn_is_refused = refusals(
+    ms.InvalidArgument,
+    ([], "timeline: no changes to draw: no slot had an owner yet, or the manager has no journal"),
+    ([Change(at, 1, "claim", at, "live", "x", 0) for at in range(1, 202)], "timeline: 201 registers of 201 spans"),
+    ("ab", "expected `mem.journal.changes`"),
+    call=viz.timeline,
 )
-def test_bad_input_is_refused(changes: Any, message: str) -> None:
-    with pytest.raises(ms.InvalidArgument, match=message):
-        viz.timeline(changes)
 
 
 def test_a_span_of_one_packet_is_seen() -> None:

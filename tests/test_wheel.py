@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -15,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 from tests.support.installed import EXAMPLES
+from tests.support.processes import ran
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.proof
@@ -22,10 +22,7 @@ pytestmark = pytest.mark.proof
 
 def run(*command: str, cwd: Path, path: str = "") -> subprocess.CompletedProcess[str]:
     """Runs Python in a folder, with the packages of `path` before the installed ones."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
-    return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=env | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    return ran(sys.executable, *command, cwd=cwd, without=["TRITON_INTERPRET"], PYTHONPATH=path)
 
 
 @pytest.fixture(scope="module")

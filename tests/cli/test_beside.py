@@ -16,6 +16,7 @@ from memstate.cli import beside
 from tests import TOOLS
 from tests.support import offered
 from tests.support.command import memstate as command
+from tests.support.processes import ran
 
 PROJECT = tomllib.loads((TOOLS / "pyproject.toml").read_text())["project"]
 OTHER = """
@@ -47,12 +48,8 @@ def run(*arguments: str, path: tuple[Path, ...]) -> subprocess.CompletedProcess[
 real, own = metadata.distributions, sys.argv.pop(1)
 metadata.distributions = lambda **given: [each for each in real(**given) if each.name != own]
 runpy.run_module("memstate", run_name="__main__")"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, TOOLS.parent)))}
-    own = [] if TOOLS in path else [PROJECT["name"]]
-    return subprocess.run(
-        [sys.executable, "-c", hidden, *(own or ["none"]), *arguments],
-        cwd=TOOLS.parent / "docs", env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    own, paths = "none" if TOOLS in path else PROJECT["name"], os.pathsep.join(map(str, (*path, TOOLS.parent)))
+    return ran(sys.executable, "-c", hidden, own, *arguments, cwd=TOOLS.parent / "docs", PYTHONPATH=paths)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,24 @@ def test_contributing_shows_a_script_and_a_mutant_of_the_project() -> None:
     shown = [block for block in text.split("```") if "@script(" in block or "| memstate/" in block]
     there = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.*") if path.suffix in (".py", ".txt"))
     assert [block.removeprefix("python").strip() in there for block in shown] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [({"slots": ()}, "a script without cases"), ({"of": ({"slots": 9},), "slots": (8, 9)}, "two axes give the same")],
+    ids=str,
+)
+def test_axes_that_are_no_cases_are_refused(axes: dict[str, Any], words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        script(**axes)
+
+
+def test_what_never_runs_is_no_script() -> None:
+    @script()
+    def of(play: Play) -> Any:
+        yield play.turn(T)
+
+    assert failure(of)[0] == "a script returns nothing, and is no generator"
 
 
 def test_each_script_has_the_number_of_a_behaviour_or_kills_a_mutant() -> None:

@@ -617,11 +617,14 @@ def script(**axes: Any) -> Callable[[Callable[[Play], None]], Callable[..., None
     """
     fixed = {name: value for name, value in axes.items() if not isinstance(value, tuple)}
     varied = {name: value for name, value in axes.items() if isinstance(value, tuple)}
+    assert all(varied.values()), f"a script without cases: {axes}"
+    given = [key for name, values in varied.items() for key in _keys(name, values)]
+    assert len(given) == len(set(given)), f"two axes give the same setting: {sorted(given)}"
 
     def made(of: Callable[[Play], None]) -> Callable[..., None]:
         def run(play: Play) -> None:
             with play.explained():
-                of(play)
+                assert of(play) is None, "a script returns nothing, and is no generator"  # type: ignore[func-returns-value]
                 play.finish()
 
         @wraps(of)
@@ -636,6 +639,11 @@ def script(**axes: Any) -> Callable[[Callable[[Play], None]], Callable[..., None
         return pytest.mark.sample(pytest.mark.script(test))
 
     return made
+
+
+def _keys(name: str, values: tuple[Any, ...]) -> set[str]:
+    """Returns the settings and attributes that an axis gives."""
+    return {key for value in values for key in (value if isinstance(value, Mapping) else [name])}
 
 
 def _id(name: str, value: Any) -> str | None:

@@ -53,6 +53,7 @@ def test_B43_a_state_is_never_split(play: Play) -> None:
     play.match([*T[:8], 1, 2])
     play.turn([*T[:17], 1])
     play.turn([*T[:8], 1])
+    play.reached("hit_tokens")
 
 
 @script(strategy=ALL, **HERE, tombstones=(True, False))
@@ -72,6 +73,7 @@ def test_B45_a_leaf_that_loses_its_kv_loses_its_state(play: Play) -> None:
     play.evict(pages=1)  # both pages of the leaf are evicted; its parent stays
     play.match(T[:18])
     play.evict(pages=9)
+    play.reached("evicted_states", "evicted_pages")
 
 
 @script(**{**HITS, "strategy": ("redirect", COPIED)}, slots=3)
@@ -104,6 +106,7 @@ def test_B47_the_deepest_state_and_why_it_is_not_deeper(play: Play) -> None:
         play.match(prompt)
     for length in range(1, 16):  # a match has whole pages only, and never the last token
         play.match(T[:length])
+    play.reached("evicted_states", "hit_tokens")
 
 
 @pytest.mark.script
@@ -123,6 +126,7 @@ def test_B48_a_hit_refreshes_only_the_state_it_uses(play: Play) -> None:
     play.match(T[:9])
     for _ in range(4):
         play.evict(states=1)
+    play.reached("evicted_states", "hit_tokens")
 
 
 @script(strategy=ALL, **HERE)
@@ -135,6 +139,7 @@ def test_B53_equal_tokens_under_different_salts_never_match(play: Play) -> None:
     play.match(T[:9], "a")
     play.match([*T[:8], 1], "b")
     play.turn([*T[:8], 5, 6], salt="a")
+    play.reached("hit_tokens")
 
 
 # Marks of a prompt: where another one parts from it, and at its end
@@ -155,6 +160,7 @@ def test_B49_junction_and_prompt_end_are_both_taken(play: Play) -> None:
     play.run(row, T[: length + 1], publish=True)
     play.end(row)
     play.turn(T[: length + 2])
+    play.reached("hit_tokens")
 
 
 @script(strategy=SNAPSHOTS, **{**HERE, "slots": 14})
@@ -207,6 +213,7 @@ def test_what_is_left_of_a_leaf_is_as_old_as_before(play: Play) -> None:
         play.evict(pages=1)
         play.match(X)
         play.match(Y)
+    play.reached("evicted_states", "evicted_pages")
 
 
 @script(strategy="redirect", **HERE)
@@ -218,6 +225,7 @@ def test_a_leaf_that_loses_its_child_is_as_old_as_its_last_use(play: Play) -> No
         play.evict(pages=2)
         play.match(T[:17])
         play.match(X)
+    play.reached("evicted_states", "evicted_pages", "hit_tokens")
 
 
 @script(**ROOM, of=({"strategy": "lazy", "slots": 5}, {"strategy": "redirect", "slots": 4}))
@@ -272,6 +280,7 @@ def test_a_node_stays_while_a_register_is_freed_for_its_state(play: Play) -> Non
     play.turn([1, 2, 3, 4, 5, 6, 7, 8])
     play.end(row)
     play.match([1, 2, 3, 4, 9])
+    play.reached("evicted_states")
 
 
 # Hits: a state is read directly or copied, and is not evicted meanwhile
@@ -308,6 +317,7 @@ def test_B50_a_row_given_up_before_its_first_step_lets_go(play: Play) -> None:
     (row,) = play.admit([*X[:8], 3])
     play.cancel(play.step([row], run=False))
     play.turn([*X[:8], 4])
+    play.reached("evicted_states", "hit_tokens")
 
 
 REFUSED = {"OutOfRows": ([*X, 1], [*Y, 2], [*X, 3], [*Z, 3], [4], [5]),
@@ -325,6 +335,7 @@ def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(play: Play) -> None:
         play.admit(*REFUSED[play.at])
     for row in play.admit(REFUSED[play.at][0]):
         play.step([row, running], 1)
+    play.reached("hit_tokens")
 
 
 # A request that hits the cache, or shares a batch, has the states and tokens that it has alone

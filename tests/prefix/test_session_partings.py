@@ -133,6 +133,7 @@ def test_S14_a_turn_that_goes_on_ends_it(play: Play) -> None:
     a, prompt = answered(play, 3)
     said = [*prompt, *(token + 20 for token in ANSWER)]
     play.turn([*said, 7, 8], a, prompt=len(said) + 1)
+    play.reached("hit_tokens")
 
 
 @script(**PARTS, turns=(2, 3), at=("again", "shorter", "aborted"))
@@ -147,6 +148,7 @@ def test_S14_a_turn_without_a_word_of_its_own_is_neither(play: Play) -> None:
         play.turn([*prompt, *ANSWER], a, prompt=len(prompt))
     else:
         play.turn(prompt if play.at == "again" else prompt[:-2], a)
+    play.reached("hit_tokens")
 
 
 @script(**PARTS)
@@ -155,6 +157,7 @@ def test_S14_turns_without_an_answer_go_on_from_their_prompt(play: Play) -> None
     a, prompt = answered(play, 3)
     for more in ([7, 8], [7, 8], [7, 8, 9], [7, 8, 9, 10]):
         play.turn([*prompt, *more], a)
+    play.reached("hit_tokens")
 
 
 @script(**PARTS, slots=4)
@@ -178,6 +181,7 @@ def test_S14_a_session_forgets_states_that_were_evicted(play: Play) -> None:
         play.evict(states=9)
     play.turn(prompt[:3], a)
     assert all(node.snapshot for node in owners.session(play.mem, a).own)
+    play.reached("evicted_states", "hit_tokens")
 
 
 @script(**PARTS, same=(1, 7))
@@ -187,6 +191,7 @@ def test_S14_a_turn_parts_where_no_state_of_the_answer_serves_it(play: Play) -> 
     """
     a, prompt = answered(play, 2)
     play.turn([*prompt, *(token + 10 for token in ANSWER[: play.same]), 7, 8], a)
+    play.reached("hit_tokens")
 
 
 @script(strategy="redirect", prefix=(False, True))
@@ -201,6 +206,7 @@ def test_S14_one_parting_alone_supersedes_nothing(play: Play) -> None:
     play.rest(a)
     for _ in range(3):
         play.evict(states=1)
+    play.reached("evicted_states", "hit_tokens")
 
 
 @script(**PARTS)
@@ -209,6 +215,7 @@ def test_S14_what_was_left_under_another_salt_is_not_superseded(play: Play) -> N
     play.turn(prompt, a, salt="other")
     for _ in range(6):
         play.evict(states=1)
+    play.reached("evicted_states", "hit_tokens")
 
 
 @script(strategy=("ping-pong", "lazy", "redirect"), prefix=True)
@@ -221,6 +228,7 @@ def test_S14_a_state_that_another_uses_is_superseded_no_longer(play: Play) -> No
     play.turn([77] * 9)
     for _ in range(8):
         play.evict(states=1)
+    play.reached("evicted_states", "hit_tokens")
 
 
 @script(**PARTS)
@@ -229,6 +237,7 @@ def test_S14_forks_part_like_what_they_come_from(play: Play) -> None:
     fork = play.fork_session(a)
     play.turn([*prompt, 7, *ANSWER], fork, prompt=len(prompt) + 1)
     play.turn([*prompt, 8, *ANSWER], a, prompt=len(prompt) + 1)
+    play.reached("hit_tokens")
 
 
 @pytest.mark.script

@@ -59,15 +59,18 @@ def test_an_engine_computes_the_same_under_any_chaos(
 ) -> None:
     """Tokens, logits and states equal those of the uncached run, nothing leaks, and all records are right."""
     room = {"slots": 8, "host_slots": 12, "storage": "file", "storage_path": tmp_path, "sessions": seed % 3}
-    met = Counter[str]()
-    for again in range(2):
+    met, may_lack = Counter[str](), set() if strategy == "redirect" else {"claims"}
+    for again in range(9):  # threads decide how many calls each kind of fault can meet
         told.clear()
         monkeypatch.setenv("MEMSTATE_CHAOS", EVERYTHING.format(seed=2 * seed + again))
         report = demo(strategy=strategy, seed=seed, **room)
         assert report.ok, report.failure()
         require_logged(told, report.stats.chaos)
         met.update(asdict(report.stats.chaos))
-    assert {kind for kind, n in met.items() if not n} <= (set() if strategy == "redirect" else {"claims"})
+        lacking = {kind for kind, n in met.items() if not n} - may_lack
+        if again and not lacking:
+            break
+    assert not lacking
 
 
 # -- each kind of fault ---------------------------------------------------------------------------------

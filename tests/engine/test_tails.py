@@ -140,6 +140,7 @@ def test_T9_T10_a_state_that_its_step_has_still_to_copy_is_not_there_without_it(
     play.cancel(flight)
     play.launch(flight)
     play.land()
+    play.may_raise("InvalidArgument")
 
 
 @script(strategy="redirect", every=8, **TAILS, late=({}, {"overlap": True}))
@@ -202,6 +203,7 @@ def test_T9_a_late_step_holds_slots_back_and_returns_them(play: Play) -> None:
     play.audit()
     play.land()
     play.check()
+    play.may_raise("OutOfSlots")
 
 
 @script(strategy=ALL, overlap=(False, True), **TAILS, told=("accepted", "not told", "dead"))

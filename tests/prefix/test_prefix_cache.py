@@ -321,11 +321,11 @@ def test_B50_a_row_given_up_before_its_first_step_lets_go(play: Play) -> None:
 
 
 REFUSED = {"OutOfRows": ([*X, 1], [*Y, 2], [*X, 3], [*Z, 3], [4], [5]),
-           "OutOfSlots": ([*X, 1], [*Y, 2], [*Z, 3], [4], [5]),
+           "OutOfSlots": ([*X, 1], [*Y, 2], [*Z, 3], *([n] for n in range(6))),
            "OutOfPages": ([*X, *range(40)], [*Y, *range(33)])}  # fmt: skip
 
 
-@script(**{**HITS, "pages": 24, "rows": 6}, slots=8, at=tuple(REFUSED))
+@script(**{**HITS, "pages": 24, "rows": 6}, slots=8, at=("OutOfRows", {"at": "OutOfSlots", "rows": 11}, "OutOfPages"))
 def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(play: Play) -> None:
     """If evictions would free too little, nothing is evicted."""
     fill(play, X, Y, Z)
@@ -335,7 +335,7 @@ def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(play: Play) -> None:
         play.admit(*REFUSED[play.at])
     for row in play.admit(REFUSED[play.at][0]):
         play.step([row, running], 1)
-    play.reached("hit_tokens")
+    play.reached("hit_tokens", play.at)
 
 
 # A request that hits the cache, or shares a batch, has the states and tokens that it has alone

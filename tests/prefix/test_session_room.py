@@ -170,6 +170,7 @@ def test_S8_a_session_closed_during_a_turn_closes_at_its_end(play: Play) -> None
         play.cancel(play.step([row], 1, run=False), how="told")
     else:
         play.end(row, how=play.at)
+    play.reached("StaleHandle")
 
 
 @script(strategy="none", **CACHES, slots=4, pages=20, rows=8)
@@ -263,6 +264,7 @@ def test_S16_what_a_session_without_a_cache_keeps_is_not_thrown_away(play: Play)
     for n, session in ((1, a), (5, b)):
         play.turn(other(n), session, prompt=1)
         play.turn([*other(n), 1], session)
+    play.reached(*[] if play.prefix else ["ConfigurationError"])
 
 
 @pytest.mark.script

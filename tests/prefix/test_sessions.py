@@ -60,6 +60,7 @@ def test_B73_two_turns_at_once_are_refused(play: Play) -> None:
     play.admit(T, [1], sessions=[a, None])
     play.end(row)
     play.turn([*T, 1], a)
+    play.reached("InvalidArgument")
 
 
 @script(strategy=("ping-pong", "lazy"), overlap=True, prefix=True)
@@ -81,6 +82,7 @@ def test_B72_a_session_can_be_closed_whenever_no_turn_runs(play: Play) -> None:
         play.close(a)
         play.admit(T, sessions=[a])
         play.refuses(ms.StaleHandle, lambda a=a: play.mem.sessions.close(a), r"it was closed, ended by recover")
+    play.reached("StaleHandle")
 
 
 @script(strategy=ALL, overlap=(False, True), **CACHES)
@@ -130,6 +132,7 @@ def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(play: Play) -> None:
     (b,) = play.open("a")
     play.turn(T[:9], b)
     play.turn(T, b)
+    play.reached("StaleHandle")
 
 
 # Forks: a conversation goes on in two ways from one state

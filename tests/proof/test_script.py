@@ -52,6 +52,14 @@ def test_a_refusal_must_carry_the_numbers_of_the_model(monkeypatch: pytest.Monke
     assert "expected (3, 2)" in failure(of)[0]
 
 
+def test_a_refusal_that_a_script_does_not_name_fails_it() -> None:
+    @script(rows=2)
+    def of(play: Play) -> None:
+        play.admit(T, T, T)
+
+    assert failure(of)[0].startswith("calls were refused: name ['OutOfRows'] in reached()")
+
+
 def test_a_script_that_does_not_reach_its_state_fails() -> None:
     @script(rows=2)
     def of(play: Play) -> None:

@@ -105,7 +105,7 @@ class Play:
             given |= value if isinstance(value, Mapping) else {name: value}
         known = Settings.__dataclass_fields__
         self._own = {name: value for name, value in given.items() if name not in known}
-        self._read = set[str]()
+        self._read, self._named = set[str](), set[str]()
         self.settings = Settings(**{name: value for name, value in given.items() if name in known})
         self.machine = self.driven(self.settings, Backend(backend.name, backend.device))
         self.mem, self.model = self.machine.mem, self.machine.model
@@ -590,14 +590,21 @@ class Play:
         if below := self.model.below:
             there |= below.figures | below.counts | below.flaws | {"thinned": sum(one.evicted for one in below.shelves)}
         there |= dict(self.machine.errors) | counts
+        self._named |= {*names}
         missed = [name for name in (*names, *counts) if not there.get(name)]
         assert not missed, f"the script does not reach {missed}: { ({name: n for name, n in there.items() if n}) }"
+
+    def may_raise(self, *errors: str) -> None:
+        """Names errors that calls raise in some cases of a script. Those that none of its cases names fail it."""
+        self._named |= {*errors}
 
     def finish(self) -> None:
         """Ends everything, and asserts that all slots and pages are free, and that the script read its axes."""
         self.calls.append("finish()")
         unread = sorted(self._own.keys() - self._read)
         assert not unread, f"{unread}: neither settings nor axes that the script reads"
+        silent = sorted(self.machine.errors.keys() - self._named)
+        assert not silent, f"calls were refused: name {silent} in reached(), or let the script have room"
         self.land()
         self.machine.close()
 

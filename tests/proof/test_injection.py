@@ -19,7 +19,7 @@ from tests.proof.stateful.program import Program
 from tests.support.sampling import PROOF
 
 SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
-OFTEN = 2 if PROOF else 8  # one of so many calls is ended
+OFTEN = 2 if PROOF else 12  # one of so many calls is ended
 LENGTH = 60 if PROOF else 20  # operations of a program
 # no program or script calls them through the machine: they only read, or end the manager
 ELSEWHERE = {"close", "sheet", "info", "wait"}

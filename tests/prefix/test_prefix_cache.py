@@ -67,6 +67,14 @@ def test_B44_a_tombstone_is_revived(play: Play) -> None:
     play.reached("hit_tokens")
 
 
+@script(strategy="none", **HERE, tombstones=(True, False))
+def test_B44_kv_that_never_had_a_state_stays_without_tombstones(play: Play) -> None:
+    play.turn(T[:9])
+    play.match(T[:10])
+    play.turn(T[:10])
+    play.reached("lost_no_snapshot")
+
+
 @script(strategy="redirect", **HERE)
 def test_B45_a_leaf_that_loses_its_kv_loses_its_state(play: Play) -> None:
     fill(play, T[:8], T[:16])

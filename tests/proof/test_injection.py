@@ -12,8 +12,7 @@ import pytest
 
 from memstate.engine import stepping
 from memstate.guard import Guard
-from tests.proof.injection.__main__ import KINDS
-from tests.proof.injection.torn import PUBLIC, Outcome, Places, scripts, torn_program, torn_script
+from tests.proof.injection.torn import KINDS, PUBLIC, Outcome, Places, scripts, torn_program, torn_script
 from tests.proof.injection.verdict import ERRORS
 from tests.proof.stateful.program import Program
 from tests.support.sampling import PROOF

@@ -7,7 +7,6 @@ if the result at a point is none of these three.
 """
 
 import argparse
-import random
 import sys
 import time
 from collections import Counter
@@ -15,32 +14,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-import torch
-
-from tests.proof.injection.torn import Outcome, scripts, torn_program, torn_script
+from tests.proof.injection.torn import KINDS, scripts, work
 from tests.proof.injection.verdict import ERRORS
-from tests.proof.stateful.program import Program
 
 WRONG = 3  # limit of the wrong points to print for each program
-KINDS = {"": {}, "tails": {"tail": True}, "keys": {"kv": "keys"}, "reach": {"kv": "reach"}, "tiers": {"tiered": True}}
-LENGTH = 60  # operations of a program
-
-
-def work(job: tuple[str, str, int, int]) -> tuple[str, list[Outcome]]:
-    """Runs a script, or a program if the name is one of KINDS. Returns its settings and its outcomes."""
-    torch.set_num_threads(1)
-    name, error, seed, points = job
-    chance = random.Random(f"{name} {error} {seed}")
-
-    def chosen() -> Sequence[float]:
-        return [chance.random() for _ in range(points)]
-
-    if name in KINDS:
-        program = Program.random(seed, LENGTH, **KINDS[name])
-        return str(program.drawn()), torn_program(program, error, chosen)
-    script = scripts()[name]
-    case = chance.choice(script.cases)
-    return str(case), torn_script(script, case, error, chosen)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(arguments)
     began, total = time.monotonic(), Counter[str]()
-    names = [name for at in range(given.programs) for name in [list(KINDS)[at % len(KINDS)]]]
+    names = [list(KINDS)[at % len(KINDS)] for at in range(given.programs)]
     jobs = [
         (name, error, given.seed + at, given.points)
         for at, name in enumerate([*names, *scripts()])

@@ -7,8 +7,6 @@ states that are those of their tokens.
 
 import importlib
 import inspect
-import os
-import pickle
 import random
 import sys
 import traceback
@@ -25,7 +23,7 @@ from memstate.engine.device import DeviceCalls
 from memstate.engine.pool import StatePool
 from memstate.kernels.dispatch import Backend
 from tests.proof.injection.points import Tracer
-from tests.proof.injection.verdict import ERRORS, broken, fingerprint, forked
+from tests.proof.injection.verdict import ERRORS, broken, fingerprint, forked, reply, split
 from tests.proof.stateful.ledger import Text
 from tests.proof.stateful.machine import encoded
 from tests.proof.stateful.program import Program, carry_out
@@ -102,15 +100,10 @@ class Torn(Driven):
 
     def _tear(self, call: Callable[[], Any], at: int, name: str, marks: Any) -> Outcome | None:
         """Ends a call at one point in a forked process. Returns the outcome; None in that process if it goes on."""
-        reader, writer = os.pipe()
-        if child := os.fork():
-            os.close(writer)
-            with os.fdopen(reader, "rb") as pipe:
-                said = pipe.read()
-            os.waitpid(child, 0)
-            return pickle.loads(said) if said else Outcome("wrong", name, "", "the process ended without an answer")
-        os.close(reader)
-        self.report, error = writer, ERRORS[self.error]()
+        pipe, outcome = split()
+        if not pipe:
+            return outcome or Outcome("wrong", name, "", "the process ended without an answer")
+        self.report, error = pipe, ERRORS[self.error]()
         tracer = Tracer(at, error)
         try:
             kind = self._judge(call, tracer, error, marks)
@@ -124,9 +117,7 @@ class Torn(Driven):
     def reply(self, outcome: Outcome) -> None:
         """Ends a forked process."""
         assert self.report is not None
-        with os.fdopen(self.report, "wb") as pipe:
-            pipe.write(pickle.dumps(outcome))
-        os._exit(0)
+        reply(self.report, outcome)
 
     def _judge(self, call: Callable[[], Any], tracer: Tracer, error: BaseException, marks: Any) -> str:
         mem, came = self.mem, False

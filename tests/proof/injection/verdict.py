@@ -5,7 +5,7 @@ import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -69,25 +69,37 @@ def broken(mem: ms.StateManager) -> bool:
     return False
 
 
+def split() -> tuple[int, Any]:
+    """Forks. Returns the pipe for `reply` in the child; in the parent 0, and the answer of the child or None."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.close(reader)
+        return writer, None
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return 0, pickle.loads(said) if said else None
+
+
+def reply(pipe: int, answer: Any) -> NoReturn:
+    """Ends a forked process with an answer."""
+    with os.fdopen(pipe, "wb") as file:
+        file.write(pickle.dumps(answer))
+    os._exit(0)
+
+
 def forked(work: Callable[[], Any]) -> Any:
     """Runs `work` in a forked process, so that nothing changes in this one. Returns its answer."""
-    reader, writer = os.pipe()
-    if child := os.fork():
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            said = pipe.read()
-        os.waitpid(child, 0)
-        if not said:
-            raise RuntimeError("the process ended without an answer")
-        answer = pickle.loads(said)
-        if isinstance(answer, RuntimeError):
-            raise answer
-        return answer
-    os.close(reader)
-    try:
-        said = pickle.dumps(work())
-    except BaseException:
-        said = pickle.dumps(RuntimeError(traceback.format_exc()))
-    with os.fdopen(writer, "wb") as pipe:
-        pipe.write(said)
-    os._exit(0)
+    pipe, answer = split()
+    if pipe:
+        try:
+            answer = [work()]
+        except BaseException:
+            answer = RuntimeError(traceback.format_exc())
+        reply(pipe, answer)
+    if isinstance(answer, RuntimeError):
+        raise answer
+    if answer is None:
+        raise RuntimeError("the process ended without an answer")
+    return answer[0]

@@ -10,6 +10,7 @@ PROGRAMS_PER_SM = 4
 MOVED = "unit tiles"  # key of kernels that move tiles: bytes that a lane moves, and tiles of a slot, or of a block
 LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> limit of its values in an int8 block
 MOST_WARPS = 16
+LEAST_VALUES = 16  # values of a delta tile whose warps every tile of the key has, for elements of 4 bytes
 ROW_BYTES = 64  # fewest neighbouring bytes of a state that lanes move together
 SECTOR_BYTES = 32  # bytes that device memory reads or writes at a time
 KEY_LANES = 8  # fewest lanes that share the keys of a value, with keys fastest
@@ -163,7 +164,9 @@ class DeltaConfig(Config, kernel="gated_delta", key="key value bytes key_fastest
             itemsize: bytes that an element of the state counts as, up to 8.
         """
         block_k, block_v = _power_above(key), min(4 * self.block_value // itemsize, _power_above(value))
-        return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v * itemsize // (4 * self.warp_elements)))
+        least = min(4 * LEAST_VALUES // itemsize, block_v)  # so a lane has as many keys, whatever the block is
+        warps = max(1, block_k * least * itemsize // (4 * self.warp_elements)) * (block_v // least)
+        return block_k, block_v, min(MOST_WARPS, warps)
 
 
 def shares(

@@ -14,6 +14,7 @@ from torch import Tensor
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.configs import ConvConfig
 from memstate.kernels.decode_checks import check_conv
+from memstate.kernels.kept import launch_step, launched_again
 from memstate.kernels.slots import (
     NO_MARKS,
     first_mark,
@@ -23,7 +24,8 @@ from memstate.kernels.slots import (
     row_slots,
     row_tail,
     tail_args,
-    tail_values,
+    tail_numbers,
+    tail_tensors,
     token_start,
 )
 from memstate.kernels.tables import ConvTail, Cursor, StepMarks
@@ -131,9 +133,9 @@ def _store(
 )  # fmt: skip
 def _conv_step(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
-    mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, max_tokens, last, stride_units,
-    x_distance, out_distance, tail_x_ptr, tail_rows, ring, tail_x_apart,
-    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr, nodes,
+    mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, tail_x_ptr,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr,
+    max_tokens, last, stride_units, x_distance, out_distance, tail_x_apart, tail_rows, ring, nodes,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
     BLOCK: tl.constexpr, LANE: tl.constexpr,
 ):  # fmt: skip
@@ -270,23 +272,32 @@ def conv_step(
     tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
-    x_distance, out_distance = check_conv(
+    checked = check_conv(
         x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, channels = x.shape
     if batch == 0:
         return out
+    tensors = (
+        x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        *tail_tensors(ConvTail, tail, cursor, parents),
+    )  # fmt: skip
+    if launched_again(checked, tensors):
+        return out
     unit = stride_unit(state)
     taps, tap_fastest, _ = static = key_sizes(state)
     config = config_of(ConvConfig, state.device, *static)
     grid, (block, lane) = tiling(state, static, config, warp_threads())
-    _conv_step[(*grid, batch)](
-        x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
-        *tail_values(ConvTail, tail, cursor, parents),
-        CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
-        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps, **OPTIONS,
-        **limit(roomy(config.warps, marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT)),
+    numbers = (
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit, *checked.found, *tail_numbers(ConvTail, tail, parents)
     )  # fmt: skip
+    constants = {
+        "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "UNIT": unit, "SILU": activation == "silu",
+        "BLOCK": block, "LANE": lane,
+    }  # fmt: skip
+    options = OPTIONS | limit(
+        roomy(config.warps, marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT)
+    )
+    launch_step(checked, _conv_step, (*grid, batch), tensors, numbers, constants, options | {"num_warps": config.warps})
     return out

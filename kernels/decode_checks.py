@@ -28,6 +28,7 @@ from memstate.kernels.checks import (
     check_tensors,
     check_written,
 )
+from memstate.kernels.remembered import remembered
 from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, SelectiveTail, StepMarks
 
 Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # field of a tail -> (shape, dtype) of one token in its ring
@@ -212,6 +213,7 @@ def check_address(name: str, tensor: Tensor) -> None:
         )
 
 
+@remembered("state", "out", "tail")
 def check_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None, out: Tensor | None, marks: StepMarks | None, tail: ConvTail | None,
@@ -266,6 +268,7 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> PlaneBlocks:
     return check_slots(state, shape)
 
 
+@remembered("state", "out", "tail")
 def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, marks: StepMarks | None,
@@ -366,6 +369,7 @@ def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Pla
     return check_state(state, "slot head dim state", shape)
 
 
+@remembered("state", "out", "tail")
 def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
@@ -431,6 +435,7 @@ def check_selective(
     return x_distance, dt_distance, b_distance, c_distance, z_distance
 
 
+@remembered("state", "out")
 def check_mamba3(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,

@@ -21,6 +21,7 @@ from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
+from memstate.kernels.kept import launch_step, launched_again
 from memstate.kernels.pieces import halves, rounded
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -32,7 +33,8 @@ from memstate.kernels.slots import (
     row_slots,
     row_tail,
     tail_args,
-    tail_values,
+    tail_numbers,
+    tail_tensors,
 )
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, StepMarks
 from memstate.kernels.trees import behind, next_node, walk_length
@@ -144,13 +146,20 @@ def _joined(rows, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _part(lane, LANES: tl.constexpr, APART: tl.constexpr):
+    """Returns which keys a lane has: such that sums over lanes pair the same keys, however many lanes a warp has."""
+    return lane % (LANES // APART) * APART + lane // (LANES // APART)
+
+
+@triton.jit
 def _keys(
-    ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr
+    ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
     """Returns a vector over the keys of one head, split as a tile is: a tensor `lane` for each key that a lane has."""
     lane = tl.arange(0, LANES)
     if not KEY_FASTEST:
-        return _run(ptr, lane * PIECES, KEY, PIECES)
+        return _run(ptr, _part(lane, LANES, APART) * PIECES, KEY, PIECES)
     elements = ()
     for piece in tl.static_range(PIECES):
         elements += _run(ptr, (piece * LANES + lane) * RUN, KEY, RUN)
@@ -187,12 +196,17 @@ def _dot(keys, rows, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _inverse_norm(keys, COUNT: tl.constexpr):
-    """Returns 1 / sqrt(x^2 + EPSILON) of a vector x over keys: one number, the same in all lanes."""
+def _inverse_norm(keys, like, COUNT: tl.constexpr):
+    """Returns 1 / sqrt(x^2 + EPSILON) of a vector x over keys, for each value: summed as `_dot` does, in its order.
+
+    A sum over lanes alone would have a layout of the compiler's choice, and so its order. `like`, a tensor `lane value`
+    of the state, gives its layout: zeros that are made of it are added.
+    """
     squares = keys[0] * keys[0]
     for key in tl.static_range(1, COUNT):
         squares = tl.fma(keys[key], keys[key], squares)
-    return tl.rsqrt(tl.sum(squares, 0) + EPSILON)
+    zeros = tl.minimum(tl.abs(like), 0.0)  # also of NaN
+    return tl.rsqrt(tl.sum(squares[:, None] + zeros, 0) + EPSILON)
 
 
 @triton.jit
@@ -272,7 +286,7 @@ def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, 
     s = _decayed(s, gates, COUNT, PER_KEY)
     seen = _dot(k, s, COUNT)[None, :]
     if NORMALIZE:
-        k_norm = _inverse_norm(k, COUNT)
+        k_norm = _inverse_norm(k, s[0], COUNT)[None, :]
         seen = seen * k_norm
     delta = beta * (v - seen)
     if NORMALIZE:
@@ -305,24 +319,25 @@ def _with_pending(
     s, place, k_ptr, v_ptr, gate_ptr, beta_ptr, a_ptr, b_ptr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr, KEY_FASTEST: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr, stored: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
     """Returns the state after one more pending token, which is read from the rings of the tail.
 
     The pointers point to the elements of the head in place 0 of the rings.
     """
     COUNT: tl.constexpr = PIECES * RUN
-    k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+    k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
     v_at = v_ptr + place * (HEADS * VALUE)
     if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
         v_at = tl.multiple_of(v_at, 16)
     v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
     gate_at = gate_ptr + place * (HEADS * KEY if PER_KEY else HEADS)
-    gates = _keys(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES) if PER_KEY else (tl.load(gate_at),)
+    gates = _keys(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART) if PER_KEY else (tl.load(gate_at),)
     if a_ptr is None:
         s = _advanced(s, k, v, gates, tl.load(beta_ptr + place * HEADS), COUNT, PER_KEY, NORMALIZE)
     else:
-        a = _keys(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-        b = _keys(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+        a = _keys(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+        b = _keys(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
     return rounded(s, stored, COUNT) if stored != tl.float32 else s
 
@@ -331,14 +346,13 @@ def _with_pending(
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart, stride_units,
-    a_ptr, b_ptr, a_apart, b_apart,
-    tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_a_ptr, tail_b_ptr, tail_rows, ring,
-    tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart, tail_a_apart, tail_b_apart,
-    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr, nodes,
+    a_ptr, b_ptr, tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_a_ptr, tail_b_ptr,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr,
+    max_tokens, last, scale, stride_units, q_apart, k_apart, v_apart, decay_apart, beta_apart, a_apart, b_apart,
+    tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart, tail_a_apart, tail_b_apart, tail_rows, ring, nodes,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    LANES: tl.constexpr, RUN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr, APART: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -349,6 +363,8 @@ def _gated_delta_step(
     # each piece; with keys fastest, it has RUN neighbouring keys of each piece.
     PIECES: tl.constexpr = BLOCK_K // (LANES * RUN)
     index = tl.arange(0, LANES * RUN)
+    if not KEY_FASTEST:
+        index = _part(index, LANES, APART)
     KEY_STEP: tl.constexpr = 1 if KEY_FASTEST else PIECES  # keys from one row of a piece to the next
     PIECE_STEP: tl.constexpr = LANES * RUN if KEY_FASTEST else 1  # keys from one piece to the next
     KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUE
@@ -400,7 +416,7 @@ def _gated_delta_step(
                     s = _with_pending(
                         s, place, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
                         HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE,
-                        stored,
+                        stored, APART,
                     )  # fmt: skip
                     place = next_place(place, ring)
 
@@ -424,14 +440,14 @@ def _gated_delta_step(
                     s = _with_pending(
                         s, (first_place + entry) % ring, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
                         HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE,
-                        stored,
+                        stored, APART,
                     )  # fmt: skip
             start = pending + 1
             t = next_node(tree, last_node, target, nodes)
         token = (tl.program_id(2) * max_tokens + t).to(tl.int64)
         k_at = k_ptr + (token * k_apart + key_head * KEY)
-        k = _keys(k_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
-        q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+        k = _keys(k_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+        q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         v_at = v_ptr + (token * v_apart + head * VALUE)
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
             v_at = tl.multiple_of(v_at, 16)  # `check_tokens` requires this
@@ -443,9 +459,9 @@ def _gated_delta_step(
 
         if PER_KEY:
             decay_at = decay_ptr + (token * decay_apart + head * KEY)
-            decay = _keys(decay_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            decay = _keys(decay_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
             if dt_bias_ptr is not None:
-                dt_bias = _keys(dt_bias_ptr + head * KEY, KEY, KEY_FASTEST, LANES, RUN, PIECES)
+                dt_bias = _keys(dt_bias_ptr + head * KEY, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         else:
             decay = (tl.load(decay_ptr + token * decay_apart + head).to(tl.float32),)
             if dt_bias_ptr is not None:
@@ -457,14 +473,14 @@ def _gated_delta_step(
         if a_ptr is not None:
             a_at = a_ptr + (token * a_apart + key_head * KEY)
             b_at = b_ptr + (token * b_apart + key_head * KEY)
-            a = _keys(a_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
-            b = _keys(b_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            a = _keys(a_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            b = _keys(b_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
             s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
         else:
             s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
         o = _dot(q, s, PIECES * RUN)
         if NORMALIZE:
-            o = o * _inverse_norm(q, PIECES * RUN)
+            o = o * _inverse_norm(q, s[0], COUNT)
         o = (o * scale).to(out_ptr.dtype.element_ty)
         out_at = out_ptr + (token * HEADS + head) * VALUE
         of_token = in_value
@@ -590,23 +606,33 @@ def gated_delta_step(
     cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    *apart, a_apart, b_apart = check_gated_delta(
+    checked = check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
         normalize, a, b, tail, cursor, parents,
     )  # fmt: skip
-    batch, max_tokens, heads = v.shape[:3]
     out = v.new_empty(v.shape) if out is None else out
+    batch, max_tokens, heads = v.shape[:3]
     if batch == 0:
+        return out
+    parents = parents if max_tokens else None
+    tensors = (
+        q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS), a, b,
+        *tail_tensors(DeltaTail, tail, cursor, parents),
+    )  # fmt: skip
+    if launched_again(checked, tensors):
         return out
     keys, values, itemsize, key_fastest, _ = static = key_sizes(state)
     grid, (unit, block_k, block_v, warps) = tiling(state, static, config_of(DeltaConfig, state.device, *static))
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps, warp_threads())
-    _gated_delta_step[(*grid, batch)](
-        q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), *apart, state.stride(0) // unit,
-        a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor, parents if max_tokens else None),
-        HEADS=heads, KEY_HEADS=q.shape[2], KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
-        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
-        NORMALIZE=normalize, num_warps=warps, **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps))),
+    numbers = (
+        max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), state.stride(0) // unit,
+        *checked.found, *tail_numbers(DeltaTail, tail, parents),
     )  # fmt: skip
+    constants = {
+        "HEADS": heads, "KEY_HEADS": q.shape[2], "KEY": keys, "VALUE": values, "PER_KEY": decay.dim() == 4,
+        "KEY_FASTEST": key_fastest, "UNIT": unit, "BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run,
+        "APART": 1 if key_fastest else min(warps, lanes), "SIGMOID": sigmoid, "NORMALIZE": normalize,
+    }  # fmt: skip
+    options = {"num_warps": warps, **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps)))}
+    launch_step(checked, _gated_delta_step, (*grid, batch), tensors, numbers, constants, options)
     return out

@@ -2,7 +2,7 @@
 
 `kernel[grid](..)` inspects each argument to choose the compiled kernel, which takes tens of microseconds for the many
 columns of a plan. If every launch passes tensors of the same kind, `KeptLaunch` calls the compiled kernel of the first
-launch again.
+launch again. A decode step does so with `launch_step` for each kind of call that has passed its check.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memstate.kernels.remembered import Checked
 from memstate.kernels.warps import ALONE, limit
 
 
@@ -47,3 +48,33 @@ class KeptLaunch:
         made = self._kernel[(programs,)](*args, **constants, num_warps=warps, **limit(self._options))
         if alike and made is not None:  # the interpreter compiles nothing
             self._launches[key] = made[programs, 1, 1]
+
+
+def launched_again(checked: Checked[Any], tensors: tuple[object, ...], form: str = "") -> bool:
+    """Launches what an earlier call of the same kind launched, with other tensors. Returns False if there was none."""
+    if (launch := checked.launches.get(form)) is None:
+        return False
+    again, rest = launch
+    again(*tensors, *rest)
+    return True
+
+
+def launch_step(
+    checked: Checked[Any], kernel: Any, grid: tuple[int, ...], tensors: tuple[object, ...],
+    numbers: tuple[object, ...], constants: Mapping[str, object], options: Mapping[str, object], form: str = "",
+) -> None:  # fmt: skip
+    """Launches a decode step, and keeps the compiled launch for `launched_again`.
+
+    Args:
+        checked: result of the check of this call.
+        kernel: a kernel that takes tensors, then numbers, then constants.
+        grid: programs along up to three axes.
+        tensors: tensors of this call.
+        numbers: numbers that every call of the kind has.
+        constants: name -> value, in the order of the kernel's arguments.
+        options: launch options.
+        form: name of a launch that differs in what the check does not know.
+    """
+    made = kernel[grid](*tensors, *numbers, **constants, **options)
+    if made is not None:  # the interpreter compiles nothing
+        checked.launches[form] = made[(*grid, 1, 1)[:3]], (*numbers, *constants.values())

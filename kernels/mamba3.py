@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memstate.kernels.decode_checks import check_mamba3
 from memstate.kernels.gates import cosine_sine, sigmoid
+from memstate.kernels.kept import launch_step, launched_again
 from memstate.kernels.slots import MARK_ARGS, NO_MARKS, first_mark, known_slot, mark_offset, row_slots, token_start
 from memstate.kernels.tables import Mamba3State, StepMarks
 from memstate.kernels.warps import all_loaded, limit, roomy
@@ -160,18 +161,25 @@ def mamba3_step(
     z: Tensor | None = None, out: Tensor | None = None, marks: StepMarks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.mamba3.mamba3_step`."""
-    distances, apart = check_mamba3(
+    checked = check_mamba3(
         x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, out, marks
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     if batch == 0:
         return out
-    states, angles, itemsize = b.shape[3], rotation.shape[2], state.ssm.element_size()
-    _mamba3_step[(heads, batch)](
+    tensors = (
         x, b, c, dt, decay, trap, rotation, z, b_bias, c_bias, d, *state, out,
-        read, write, snapshot, tokens, *(marks or NO_MARKS), max_tokens, len(state.ssm) - 1, *apart, *distances,
-        HEADS=heads, GROUPS=b.shape[2], DIM=dim, STATE=states, ANGLES=angles, num_warps=warps(dim, states),
-        **OPTIONS, **limit(roomy(warps(dim, states), marks is not None or itemsize == 2)),
+        read, write, snapshot, tokens, *(marks or NO_MARKS),
+    )  # fmt: skip
+    if launched_again(checked, tensors):
+        return out
+    states, angles, itemsize = b.shape[3], rotation.shape[2], state.ssm.element_size()
+    distances, apart = checked.found
+    constants = {"HEADS": heads, "GROUPS": b.shape[2], "DIM": dim, "STATE": states, "ANGLES": angles}
+    options = OPTIONS | limit(roomy(warps(dim, states), marks is not None or itemsize == 2))
+    launch_step(
+        checked, _mamba3_step, (heads, batch), tensors, (max_tokens, len(state.ssm) - 1, *apart, *distances),
+        constants, options | {"num_warps": warps(dim, states)},
     )  # fmt: skip
     return out

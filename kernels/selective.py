@@ -21,6 +21,7 @@ from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.configs import SECTOR_BYTES, SelectiveConfig, state_shares
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
+from memstate.kernels.kept import launch_step, launched_again
 from memstate.kernels.pieces import dot, rounded, vector
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -32,7 +33,8 @@ from memstate.kernels.slots import (
     row_slots,
     row_tail,
     tail_args,
-    tail_values,
+    tail_numbers,
+    tail_tensors,
 )
 from memstate.kernels.tables import Cursor, SelectiveTail, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
@@ -107,9 +109,10 @@ def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, x_distance, dt_distance, b_distance, c_distance, z_distance, stride_units,
-    tail_x_ptr, tail_b_ptr, tail_dt_ptr, tail_rows, ring, tail_x_apart, tail_b_apart, tail_dt_apart,
-    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr, nodes,
+    tail_x_ptr, tail_b_ptr, tail_dt_ptr,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr,
+    max_tokens, last, stride_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
+    tail_x_apart, tail_b_apart, tail_dt_apart, tail_rows, ring, nodes,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
     SOFTPLUS: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
@@ -315,25 +318,34 @@ def selective_step(
     tail: SelectiveTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
-    distances = check_selective(
+    checked = check_selective(
         x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor, parents
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
-    groups, states = b.shape[2:]
     if batch == 0:
         return out
+    tensors = (
+        x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        *tail_tensors(SelectiveTail, tail, cursor, parents),
+    )  # fmt: skip
+    if launched_again(checked, tensors):
+        return out
+    groups, states = b.shape[2:]
     unit = math.gcd(stride_unit(state), heads * dim * states)
     *_, tied, itemsize = static = key_sizes(state, dt.dim() == 3)
     config = config_of(SelectiveConfig, state.device, *static)
     grid, (dim_fastest, block_d, block_n, warps) = tiling(state, static, config)
     lanes, run = state_shares(dim_fastest, itemsize, math.gcd(unit, states), block_d, block_n, warps, warp_threads())
-    _selective_step[(*grid, batch)](
-        x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, *distances, state.stride(0) // unit,
-        *tail_values(SelectiveTail, tail, cursor, parents),
-        HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
-        STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,
-        num_warps=warps, **OPTIONS, **limit(_options(warps, tied, itemsize, dim_fastest, marks is not None)),
+    numbers = (
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit, *checked.found,
+        *tail_numbers(SelectiveTail, tail, parents),
     )  # fmt: skip
+    constants = {
+        "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": states, "TIED": tied, "SOFTPLUS": softplus,
+        "STATE_FASTEST": not dim_fastest, "UNIT": unit, "BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes,
+        "RUN": run,
+    }  # fmt: skip
+    options = OPTIONS | limit(_options(warps, tied, itemsize, dim_fastest, marks is not None)) | {"num_warps": warps}
+    launch_step(checked, _selective_step, (*grid, batch), tensors, numbers, constants, options)
     return out

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from memstate.kernels import remembered
 from memstate.kernels.configs import CONFIGS, PROGRAMS_PER_SM, Config
 from memstate.kernels.tuned_files import entries_of, why_stale
 
@@ -139,6 +140,7 @@ def _forget_launches() -> None:
     for looked_up in (config_of, launch_of):
         looked_up.cache_clear()
     ASKED.clear()
+    remembered.forget()
 
 
 @cache

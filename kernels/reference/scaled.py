@@ -1,0 +1,100 @@
+"""Defines states of whole numbers, int8 or int16, with one fp32 scale for each row. Knows no op.
+
+A row of a state is what one sum runs over: the keys of one value of a delta rule, the states of one `dim` of Mamba-2.
+A row is stored after a token as
+
+    peak     largest magnitude of the row
+    scale    peak / TOP, rounded to fp32; TOP is 127 or 32767
+    number   x * (TOP / peak), rounded to a whole number: the nearest, the even one of two, or one by chance
+
+and is loaded as number * scale. A row whose peak is below TOP * 2**-126 is stored as zeros with scale 0, so zero bytes
+are a zero state. A row with a NaN or an infinite element is stored as zeros with scale NaN.
+
+By chance, x * (TOP / peak) is first rounded to the nearest multiple of 2**-BITS. Then a draw of BITS bits, also in
+units of 2**-BITS, is added, and the sum is rounded down. So the expected number is that multiple. A draw depends on
+the seed, the layer, the head, the row, the key and the length of the state after the token: not on the slot, the batch,
+or how kernels cut a state into blocks.
+"""
+
+import torch
+from torch import Tensor
+
+TOP = {torch.int8: 127, torch.int16: 32767}  # dtype of a state -> largest number
+BITS = {torch.int8: 8, torch.int16: 7}  # dtype of a state -> bits of a draw
+SMALLEST = 2.0**-126  # smallest scale: below it, fp32 numbers have fewer digits
+SHARED = 16  # neighbouring keys whose draws come from one Philox counter, one byte for each
+MULTIPLIERS, STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # of Philox4x32, Salmon et al. 2011
+WORD = 0xFFFFFFFF
+
+
+def loaded(numbers: Tensor, scales: Tensor, axis: int) -> Tensor:
+    """Returns a state in fp32.
+
+    Args:
+        numbers: state of one slot as it is stored.
+        scales: its scales, without the axis of keys.
+        axis: axis of keys.
+    """
+    return numbers.float() * scales.unsqueeze(axis)
+
+
+def stored(s: Tensor, dtype: torch.dtype, axis: int, drawn: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Returns (numbers, scales) of a state.
+
+    Args:
+        s: state of one slot, fp32.
+        dtype: int8 or int16.
+        axis: axis of keys.
+        drawn: draws, with the shape of the state (`draws`); None rounds to the nearest number.
+    """
+    top = float(TOP[dtype])
+    peak = s.abs().amax(axis, keepdim=True)
+    usable = (peak >= top * SMALLEST) & peak.isfinite()
+    inverse = torch.where(usable, top / peak, 0.0)
+    x = torch.where(usable, s, 0.0).double() * inverse.double()  # exact
+    if drawn is None:
+        numbers = x.round()
+    else:
+        units = 2.0 ** BITS[dtype]
+        numbers = (((x * units).round() + drawn) / units).floor()
+    scales = torch.where(peak.isfinite(), torch.where(usable, peak / top, 0.0), torch.nan)
+    return numbers.to(dtype), scales.squeeze(axis)
+
+
+def draws(
+    dtype: torch.dtype, seed: int, layer: int, heads: range, rows: int, keys: int, length: int, device: torch.device
+) -> Tensor:
+    """Returns the draws for the states of some heads after a token, int64 `head row key`.
+
+    The counter of Philox with 10 rounds is ((head * rows + row) * (keys / 16) + key // 16, length, layer, 0), and its
+    key is the seed. Byte key % 16 of its four words, the lowest byte of the first word first, is the draw; an int16
+    takes the upper 7 of the 8 bits.
+
+    Args:
+        dtype: int8 or int16.
+        seed: 0 to 2**31 - 1.
+        layer: number of the layer.
+        heads: numbers of the heads in the model.
+        rows: rows of a head.
+        keys: keys of a row, a multiple of 16.
+        length: tokens of the state after the token.
+        device: device of the draws.
+    """
+    groups = keys // SHARED
+    first, last = heads.start * rows * groups, heads.stop * rows * groups
+    counter = [torch.arange(first, last, dtype=torch.int64, device=device) & WORD]
+    counter += [torch.full_like(counter[0], each & WORD) for each in (length, layer, 0)]
+    key = [seed & WORD, seed >> 32]
+    for _ in range(10):
+        (high_a, low_a), (high_b, low_b) = (_product(counter[2 * i], MULTIPLIERS[i]) for i in (0, 1))
+        counter = [high_b ^ counter[1] ^ key[0], low_b, high_a ^ counter[3] ^ key[1], low_a]
+        key = [(each + step) & WORD for each, step in zip(key, STEPS, strict=True)]
+    octets = torch.stack([(word >> shift) & 255 for word in counter for shift in (0, 8, 16, 24)], dim=-1)
+    return (octets >> (8 - BITS[dtype])).view(len(heads), rows, keys)
+
+
+def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """Returns the high and the low 32 bits of the product of unsigned 32-bit numbers."""
+    low, high = (word & 0xFFFF) * factor, (word >> 16) * factor  # below 2**48
+    middle = (low >> 16) + (high & 0xFFFFFFFFFFFF)
+    return (middle >> 16) & WORD, ((middle << 16) | (low & 0xFFFF)) & WORD

@@ -1,0 +1,136 @@
+"""Remembers which checks have passed, and what was launched then. Knows no op and no Triton.
+
+An eager decode loop calls an op once per layer and step, with tensors that differ in their addresses alone. So the
+checks of an op run once for each kind of call. Later calls of the kind only compare addresses: does what the op writes
+still lie apart from the rest? A kernel keeps its compiled launch in the result of the check, see
+`memstate.kernels.kept.launch_step`.
+
+A kind of call says of each tensor its dtype, shape, strides, device, the last bits of its address, and whether it is a
+negative view or requires grad; and of each option its type and value. A refusal is never remembered.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from memstate.kernels.tables import (
+    ACCESS_BYTES,
+    ConvTail,
+    Cursor,
+    DeltaTail,
+    Mamba3State,
+    SelectiveTail,
+    StepMarks,
+)
+
+T = TypeVar("T")
+MOST = 512  # kinds of calls that an op remembers; then it forgets all of them
+TUPLES = (StepMarks, ConvTail, DeltaTail, SelectiveTail, Cursor, Mamba3State)
+OPTIONS = (bool, int, str, float)
+KNOWN: list[dict[Any, Any]] = []  # of each check, the kinds of calls that have passed
+
+
+class Checked(Generic[T]):
+    """What the check of a call has found, and the launches that have followed.
+
+    Attributes:
+        found: what the check returned.
+        launches: form of a launch -> (its compiled launch, the arguments behind the tensors).
+    """
+
+    __slots__ = ("found", "launches")
+
+    def __init__(self, found: T) -> None:
+        self.found, self.launches = found, dict[str, tuple[Callable[..., object], tuple[object, ...]]]()
+
+
+def remembered(*written: str) -> Callable[[Callable[..., T]], Callable[..., Checked[T]]]:
+    """Returns a decorator of a check that remembers the kinds of calls that have passed.
+
+    Other classes of tensors than `Tensor` and `Parameter` are checked at every call, and so is a call in which
+    something written may share bytes with another tensor.
+
+    Args:
+        written: names of the arguments that the op writes.
+    """
+
+    def of(check: Callable[..., T]) -> Callable[..., Checked[T]]:
+        names = list(signature(check).parameters)
+        stored = [names.index(name) for name in written]
+        known: dict[tuple[object, ...], tuple[Checked[T], list[int], list[int]]] = {}
+        KNOWN.append(known)
+
+        @wraps(check)
+        def checked(*arguments: Any) -> Checked[T]:
+            parts: list[object] = []
+            addresses: list[int] = []
+            if not _describe(arguments, parts, addresses):
+                return Checked(check(*arguments))
+            key = tuple(parts)
+            if (passed := known.get(key)) is None:
+                made = Checked(check(*arguments))
+                if len(known) >= MOST:
+                    known.clear()
+                known[key] = (made, *_extents(arguments, stored))
+                return made
+            before, sizes, stores = passed
+            for one in stores:
+                start = addresses[one]
+                end = start + sizes[one]
+                for other, address in enumerate(addresses):
+                    if address < end and address + sizes[other] > start and other != one:
+                        return Checked(check(*arguments))
+            return before
+
+        return checked
+
+    return of
+
+
+def forget() -> None:
+    """Forgets all kinds of calls, with their launches."""
+    for known in KNOWN:
+        known.clear()
+
+
+def _describe(arguments: tuple[Any, ...], parts: list[object], addresses: list[int]) -> bool:
+    """Appends what the kind of a call depends on, and the addresses of its tensors. Returns whether that is all."""
+    for each in arguments:
+        kind = type(each)
+        if each is None:
+            parts.append(None)
+        elif kind is Tensor or kind is Parameter:
+            try:
+                address = each.data_ptr()
+                parts += (each.dtype, each.shape, each.stride(), each.device, address % ACCESS_BYTES)
+                parts += (each.is_neg(), each.requires_grad)
+            except RuntimeError:  # a tensor without memory or strides, as inside of `torch.func.vmap`
+                return False
+            addresses.append(address)
+        elif kind in OPTIONS:
+            parts += (kind, repr(each) if kind is float else each)  # 0.0 equals -0.0
+        elif kind in TUPLES:
+            parts.append(kind)
+            if not _describe(each, parts, addresses):
+                return False
+        else:
+            return False
+    return True
+
+
+def _extents(arguments: tuple[Any, ...], stored: list[int]) -> tuple[list[int], list[int]]:
+    """Returns the bytes from the start to the end of each tensor, and which of the tensors are written."""
+    sizes: list[int] = []
+    stores: list[int] = []
+    for place, argument in enumerate(arguments):
+        for tensor in argument if isinstance(argument, tuple) else (argument,):
+            if isinstance(tensor, Tensor):
+                if place in stored:
+                    stores.append(len(sizes))
+                last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                sizes.append((last + 1) * tensor.element_size() if tensor.numel() else 0)
+    return sizes, stores

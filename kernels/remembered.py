@@ -12,8 +12,10 @@ negative view or requires grad; and of each option its type and value. A refusal
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import Any, Generic, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -34,7 +36,7 @@ OPTIONS = (bool, int, str, float)
 KNOWN: list[dict[Any, Any]] = []  # of each check, the kinds of calls that have passed
 
 
-class Checked(Generic[T]):
+class Checked(NamedTuple, Generic[T]):
     """What the check of a call has found, and the launches that have followed.
 
     Attributes:
@@ -42,10 +44,8 @@ class Checked(Generic[T]):
         launches: form of a launch -> (its compiled launch, the arguments behind the tensors).
     """
 
-    __slots__ = ("found", "launches")
-
-    def __init__(self, found: T) -> None:
-        self.found, self.launches = found, dict[str, tuple[Callable[..., object], tuple[object, ...]]]()
+    found: T
+    launches: dict[str, tuple[Callable[..., object], tuple[object, ...]]]
 
 
 def remembered(*written: str) -> Callable[[Callable[..., T]], Callable[..., Checked[T]]]:
@@ -55,35 +55,39 @@ def remembered(*written: str) -> Callable[[Callable[..., T]], Callable[..., Chec
     something written may share bytes with another tensor.
 
     Args:
-        written: names of the arguments that the op writes.
+        written: names of the arguments that the op writes, at least two.
     """
 
     def of(check: Callable[..., T]) -> Callable[..., Checked[T]]:
         names = list(signature(check).parameters)
-        stored = [names.index(name) for name in written]
-        known: dict[tuple[object, ...], tuple[Checked[T], list[int], list[int]]] = {}
+        stores = itemgetter(*map(names.index, written))
+        loads = itemgetter(*(place for place, name in enumerate(names) if name not in written))
+        known: dict[tuple[Any, ...], tuple[Checked[T], list[int]]] = {}
         KNOWN.append(known)
 
         @wraps(check)
         def checked(*arguments: Any) -> Checked[T]:
             parts: list[object] = []
             addresses: list[int] = []
-            if not _describe(arguments, parts, addresses):
-                return Checked(check(*arguments))
-            key = tuple(parts)
+            described = _describe(stores(arguments), parts, addresses)
+            stored = len(addresses)
+            if not described or not _describe(loads(arguments), parts, addresses):
+                return Checked(check(*arguments), {})
+            key: tuple[Any, ...] = tuple(parts)
             if (passed := known.get(key)) is None:
-                made = Checked(check(*arguments))
+                made = Checked(check(*arguments), {})
                 if len(known) >= MOST:
                     known.clear()
-                known[key] = (made, *_extents(arguments, stored))
+                kinds = (place for place, part in enumerate(key) if isinstance(part, torch.dtype))
+                known[key] = made, [_span(*key[place : place + 3]) for place in kinds]
                 return made
-            before, sizes, stores = passed
-            for one in stores:
+            before, spans = passed
+            for one in range(stored):
                 start = addresses[one]
-                end = start + sizes[one]
+                end = start + spans[one]
                 for other, address in enumerate(addresses):
-                    if address < end and address + sizes[other] > start and other != one:
-                        return Checked(check(*arguments))
+                    if address < end and address + spans[other] > start and other != one:
+                        return Checked(check(*arguments), {})
             return before
 
         return checked
@@ -110,6 +114,8 @@ def _describe(arguments: tuple[Any, ...], parts: list[object], addresses: list[i
                 parts += (each.is_neg(), each.requires_grad)
             except RuntimeError:  # a tensor without memory or strides, as inside of `torch.func.vmap`
                 return False
+            if not address:  # a tensor without elements, or whose memory was given back
+                return False
             addresses.append(address)
         elif kind in OPTIONS:
             parts += (kind, repr(each) if kind is float else each)  # 0.0 equals -0.0
@@ -122,15 +128,6 @@ def _describe(arguments: tuple[Any, ...], parts: list[object], addresses: list[i
     return True
 
 
-def _extents(arguments: tuple[Any, ...], stored: list[int]) -> tuple[list[int], list[int]]:
-    """Returns the bytes from the start to the end of each tensor, and which of the tensors are written."""
-    sizes: list[int] = []
-    stores: list[int] = []
-    for place, argument in enumerate(arguments):
-        for tensor in argument if isinstance(argument, tuple) else (argument,):
-            if isinstance(tensor, Tensor):
-                if place in stored:
-                    stores.append(len(sizes))
-                last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-                sizes.append((last + 1) * tensor.element_size() if tensor.numel() else 0)
-    return sizes, stores
+def _span(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Returns the bytes from the start to the end of a tensor that has elements."""
+    return dtype.itemsize * (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))

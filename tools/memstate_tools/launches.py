@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memstate.errors import ConfigurationError
-from memstate.kernels import interpreter
+from memstate.kernels import interpreter, remembered
 from memstate.kernels.dispatch import Backend
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, architecture, lanes of a warp
@@ -115,6 +115,7 @@ def compiling(target: str) -> Iterator[list[Launch]]:
 
     run.launch = launch  # type: ignore[attr-defined]
     with ONE, patch.object(JITFunction, "run", run), patch.object(_triton_driver(), "_active", _nowhere(target)):
+        remembered.forget()  # a launch that was made before would be made again, and not be seen
         yield seen
 
 
@@ -146,6 +147,7 @@ def interpreting() -> Iterator[None]:
     replaced = patch.multiple(JITFunction, run=run, __call__=call)
     somewhere = patch.object(_triton_driver(), "_active", _nowhere("sm_90"))  # launches ask how wide a warp is
     with ONE, _language_kept(), replaced, somewhere, patch.object(interpreter, "interpreted", lambda: True):
+        remembered.forget()
         yield
 
 

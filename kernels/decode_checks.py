@@ -1,7 +1,7 @@
 """Checks the arguments of decode steps. Knows no Triton.
 
-The checks run once per layer and step, where a microsecond counts: they compare plainly, and parse no patterns. Each
-raises a ValueError that names the first argument that does not fit.
+They run once for each kind of call, see `memstate.kernels.remembered`; without that, once per layer and step. So they
+compare plainly, and parse no patterns. Each raises a ValueError that names the first argument that does not fit.
 """
 
 from itertools import combinations

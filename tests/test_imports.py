@@ -55,7 +55,7 @@ SHOWING = "sheet"  # base class of objects in every layer; it loads `viz` when a
 # Kernel modules that the library may import. Other kernel modules are reached through a Backend.
 OPEN_KERNEL_MODULES = (
     "dispatch", "rules", "tables", "levels", "configs", "tuned", "tuned_files", "warps",
-    "interpreter", "own",
+    "interpreter", "own", "remembered",
 )  # fmt: skip
 ASKING = ("choices",)  # launches nothing, and asks kernels for the keys of launches
 

@@ -267,7 +267,7 @@ ONE: dict[str, Callable[..., Array]] = {
 TWO: dict[str, Any] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor, "div": {"f": np.divide, "s": _quotient, "u": _quotient},
-    "rem": {"s": lambda x, y: x - _quotient(x, y) * y},
+    "rem": dict.fromkeys("su", lambda x, y: x - _quotient(x, y) * y),
     "min": {"f": _signed_zero(np.fmin, np.bitwise_or), "s": np.minimum},
     "max": {"f": _signed_zero(np.fmax, np.bitwise_and), "s": np.maximum},
     "min.relu": {"s": lambda x, y: np.maximum(np.minimum(x, y), 0)},

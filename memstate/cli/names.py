@@ -2,5 +2,6 @@
 
 from typing import Literal
 
-StateDtype = Literal["float32", "bfloat16", "float16"]
+ConvDtype = Literal["float32", "bfloat16", "float16"]
+StateDtype = Literal[ConvDtype, "int16", "int8"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8"]

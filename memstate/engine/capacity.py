@@ -162,11 +162,8 @@ def _model(
 ) -> tuple[str, StateLayout, StateLayout | None]:  # fmt: skip
     """Returns the name of a model, the layout of its state, and the layout of a KV page, both on one rank."""
     page_size = whole("page_size", page_size)
-    for what, dtype in (("ssm_dtype", ssm), ("conv_dtype", conv), ("kv_dtype", kv)):
-        if (dtype is not None or what == "kv_dtype") and not (
-            isinstance(dtype, torch.dtype) and dtype.is_floating_point
-        ):
-            raise InvalidArgument(f"{what}={dtype!r}: expected a floating-point torch.dtype")
+    if not isinstance(kv, torch.dtype) or not kv.is_floating_point:
+        raise InvalidArgument(f"kv_dtype={kv!r}: expected a floating-point torch.dtype")
     if kv_bytes_per_token is not None and not is_count(kv_bytes_per_token):
         raise InvalidArgument(f"kv_bytes_per_token={kv_bytes_per_token!r}: expected a whole number of bytes, or None")
     page = None

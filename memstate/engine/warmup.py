@@ -102,9 +102,9 @@ def _copies(mem: StateManager) -> None:
 
 def _planes(mem: StateManager) -> None:
     """Gathers and scatters the null slot of each plane."""
-    for plane, ids in product(mem.layout.planes, IDS):
+    for ids in IDS:
         slots = _nothing(mem, 1, ids)
-        mem.planes.scatter(plane.name, slots, mem.planes.gather(plane.name, slots))
+        mem.planes.load(mem.planes.save(slots), slots)
     mem.planes.scatter_states({}, mem._parts.log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem))
 
 

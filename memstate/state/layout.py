@@ -27,6 +27,7 @@ from memstate.state.sharding import Owned, Part
 Order = Literal["layer_major", "slot_major"]
 MOVE_BYTES = 16  # bytes that one lane of a kernel moves at a time
 NEVER = 2**31  # more tokens than any request has
+NUMBERS = (torch.int8, torch.int16)  # dtypes of states of whole numbers, which have scales: see `scales_in`
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,6 +175,15 @@ class Plane:
             held.append(Owned(part.name, slice(first, first + mine.stop - mine.start), mine))
         return held or [Owned(self.name, slice(None), slice(None))]
 
+    def scales(self, axis: int) -> "Plane":
+        """Returns the plane of the scales of this plane of whole numbers: one of fp32 for all elements along `axis`.
+
+        Ranks cut it like this plane, so `axis` must not be the one that they cut.
+        """
+        shape = (*self.shape[:axis], *self.shape[axis + 1 :])
+        cut = self.axis - (axis < self.axis)
+        return replace(self, name=scale_name(self.name), shape=shape, dtype=torch.float32, axis=cut, order="")
+
     def index(self, along: slice) -> tuple[EllipsisType | slice, ...]:
         """Returns the index of a slice along `axis`, for a tensor whose last axes are those of this plane."""
         if not self.shape:
@@ -267,6 +277,7 @@ class StateLayout(Shown):
         if not names or len(set(names)) != len(names):
             raise InvalidArgument(f"planes {names}: expected one or more, each name once")
         object.__setattr__(self, "layers", whole("layers", self.layers))
+        self._require_scales()
         if self.order not in get_args(Order):
             raise InvalidArgument(f"order {self.order!r}: expected {' or '.join(get_args(Order))}")
         if not is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
@@ -279,6 +290,18 @@ class StateLayout(Shown):
                 f"planes {names} x {self.layers} layers: {self.bytes_per_slot} bytes per slot, and int64 numbers at "
                 f"most {INT64_MAX}: lower shapes or layers"
             )
+
+    def _require_scales(self) -> None:
+        """Refuses scales that do not lie and move like the numbers that they belong to."""
+        named = {plane.name: plane for plane in self.planes}
+        for name, scales in scales_in(self.planes).items():
+            numbers = named[name]
+            axes = [axis for axis in range(len(numbers.shape)) if not numbers.parts or axis != numbers.axis]
+            if named[scales] not in map(numbers.scales, axes):
+                raise InvalidArgument(
+                    f"{named[scales]!r} has the scales of {numbers!r}: expected {torch.float32} of its shape without"
+                    " one axis, and the same parts, layers, fill and grid; or another name"
+                )
 
     def layers_of(self, plane: Plane) -> int:
         """Returns the number of layers of a plane."""
@@ -384,6 +407,17 @@ class StateLayout(Shown):
             for row in layout.table()
         ]
         return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
+
+
+def scale_name(name: str) -> str:
+    """Returns the name of the plane of scales of a plane of whole numbers."""
+    return f"{name}_scale"
+
+
+def scales_in(planes: Iterable[Plane]) -> dict[str, str]:
+    """Returns plane of whole numbers -> plane of its scales. The two are one state, so nothing moves one alone."""
+    names = {plane.name: scale_name(plane.name) for plane in planes}
+    return {plane.name: scales for plane in planes if plane.dtype in NUMBERS and (scales := names[plane.name]) in names}
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -19,7 +19,7 @@ from memstate import lasting
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES, ConvTail, DeltaTail, PlaneMap, RingMap, SelectiveTail
-from memstate.state.layout import MOVE_BYTES, StateLayout
+from memstate.state.layout import MOVE_BYTES, StateLayout, scales_in
 from memstate.state.regions import Region, buffer_infos
 
 TILE_ROW = 24  # bytes of a tile in the table: three int64
@@ -191,6 +191,7 @@ class Memory:
         self._kept: list[Tensor] | None = None
         self._sizes: list[int] = []
         self._names = frozenset(region.plane.name for region in regions)
+        self._scales = scales_in(region.plane for region in regions)
         self.whole = PlaneTable(regions, backend.device)
         self.plane_map = self.whole.map
         self.device = self.plane_map.tiles.device  # has an index, which `backend.device` may lack
@@ -212,9 +213,19 @@ class Memory:
         if key not in self._tables:
             if not key or not key <= self._names:
                 raise InvalidArgument(f"planes {sorted(key)}: expected one or more of {sorted(self._names)}")
+            self._require_both("planes", key)
             chosen = [region for region in self.regions if region.plane.name in key]
             self._tables[key] = PlaneTable(chosen, self.device)
         return self._tables[key]
+
+    def _require_both(self, operation: str, names: Collection[str]) -> None:
+        """Refuses a plane of whole numbers without its scales, and scales without their numbers."""
+        for both in self._scales.items():
+            if len(alone := {*both} & {*names}) == 1:
+                raise InvalidArgument(
+                    f"{operation} of {sorted(alone)} alone: {' and '.join(both)} are one state; name both in copy(),"
+                    " or move all planes with save() and load()"
+                )
 
     def follow(self, table: AddressTable) -> None:
         """Makes `wake` write new addresses to one more table, as long as the table exists."""

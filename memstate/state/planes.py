@@ -270,7 +270,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         Args:
             dst: destination slot of each copy, int32 or int64 `n` on the planes' device.
             src: source slot of each copy, int32 or int64 `n` on the planes' device.
-            planes: names of the planes to copy (default: all).
+            planes: names of the planes to copy (default: all); a plane of whole numbers only with its scales.
             checked: whether to refuse, before the launch, unknown ids, and copies whose result depends on their order.
             due: number of entries that are not skipped, if the caller knows it.
 
@@ -357,11 +357,16 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             out: tensor for the result, contiguous (default: new memory).
 
         Raises:
-            InvalidArgument: an unknown plane; ids or an `out` that do not fit it, with its name, shape and dtype.
+            InvalidArgument: an unknown plane, or one whose numbers and scales are two planes, such as int8 states; ids
+                or an `out` that do not fit it, with its name, shape and dtype.
             Asleep: the memory is released.
 
         Syncs: no.
         """
+        self._require_both("gather", [name])
+        return self._gather(name, slots, out)
+
+    def _gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
         regions = self.of(name, "gather")
         plane = regions[0].plane
         with _Naming("gather", plane):
@@ -390,6 +395,10 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: no. Launches: as in `gather`.
         """
+        self._require_both("scatter", [name])
+        self._scatter(name, slots, batch)
+
+    def _scatter(self, name: str, slots: Tensor, batch: Tensor) -> None:
         regions = self.of(name, "scatter")
         with _Naming("scatter", regions[0].plane):
             self._require_ids("slots", slots)
@@ -413,7 +422,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: yes, once for each plane.
         """
-        gathered = {name: self.gather(name, slots) for name in self}
+        gathered = {name: self._gather(name, slots) for name in self}
         self.backend.counts.syncs += len(gathered)
         return {name: batch.cpu() for name, batch in gathered.items()}
 
@@ -442,7 +451,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
                 )
         for name in self:
             self.backend.counts.uploads += 1
-            self.scatter(name, slots, saved[name].to(self.device, non_blocking=True).contiguous())
+            self._scatter(name, slots, saved[name].to(self.device, non_blocking=True).contiguous())
 
     def scatter_states(
         self, sources: Mapping[str, Tensor], marks: StepMarks, starts: Tensor, read: Tensor, write: Tensor, *,
@@ -475,6 +484,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         self.require_awake("scatter_states")
         for name in sources:
             self.of(name, "scatter_states")
+            self._require_both("scatter_states", [name])
         states: list[tuple[Plane | None, list[Given]]] = []
         windows: list[tuple[Plane | None, list[Given]]] = []
         for plane in self.layout.planes:

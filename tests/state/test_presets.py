@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -56,6 +57,12 @@ KNOWN = {
         {2: ((5120, 3), (64, 64, 128)), 4: ((2560, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128))}),
     "mamba": Known(64, (5120, 3), (5120, 16), "21.88", "11.88",
         {2: ((2560, 3), (2560, 16)), 4: ((1280, 3), (1280, 16)), 8: ((640, 3), (640, 16))}),
+}  # fmt: skip
+
+
+MAMBA3 = {
+    "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128,
+    "rope_fraction": 0.5, "num_hidden_layers": 48, "is_mimo": False,
 }  # fmt: skip
 
 
@@ -157,15 +164,18 @@ def test_dtypes_are_those_of_the_configuration_and_of_the_class():
 def test_states_have_the_dtype_that_engines_read_from_the_configuration(field):
     """If the field is missing, the configuration class sets the dtype. Qwen3.5-27B has 78.4 MB per slot in bf16."""
     fields = presets.CHECKPOINTS["qwen3_5"]
-    for name, slot in (("float32", 153944064), ("bfloat16", 78446592), ("float16", 78446592), (None, 153944064)):
+    for name, slot in (
+        ("float32", 153944064), ("bfloat16", 78446592), ("float16", 78446592), (None, 153944064),
+        ("int16", 79626240), ("torch.int8", 41877504),
+    ):  # fmt: skip
         for config in ({**fields, field: name}, {"model_type": "two", "text_config": {**fields, field: name}}):
             assert from_config(config).bytes_per_slot == slot
         assert from_config({"model_type": "two", "text_config": fields, field: name}).bytes_per_slot == slot
     assert from_config({**fields, field: "bfloat16"}, ssm_dtype=torch.float32).bytes_per_slot == 153944064
     windows = from_config({**fields, field: "bfloat16", "dtype": "float32"}).planes
     assert [plane.dtype for plane in windows] == [torch.float32, torch.bfloat16]
-    with pytest.raises(InvalidArgument, match=f"{field} = 'int8': expected a floating-point"):
-        from_config({**fields, field: "int8"})
+    with pytest.raises(InvalidArgument, match=f"{field} = 'int32': expected a floating-point .*, or torch.int8, or "):
+        from_config({**fields, field: "int32"})
 
 
 @pytest.mark.parametrize("names", [["llm_config"], ["language_config"], ["thinker_config", "text_config"]])
@@ -182,6 +192,43 @@ def test_dtypes_and_order_are_the_callers():
     assert [plane.dtype for plane in layout.planes] == [torch.float32, torch.float16] and layout.order == "slot_major"
     with pytest.raises(TypeError, match="rank"):
         presets.qwen3_next(rank=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+@pytest.mark.parametrize(
+    ("name", "ssm_order", "state"),
+    [
+        ("qwen3_next", None, (8, 128, 128)), ("qwen3_next", "engine", (8, 128, 128)),
+        ("nemotron_h", None, (32, 64, 128)), ("nemotron_h", "state_dim", (32, 128, 64)),
+    ],
+)  # fmt: skip
+def test_whole_numbers_have_a_scale_for_each_row_and_ranks_cut_both_by_heads(name, ssm_order, state, dtype):
+    rows = {"qwen3_next": (8, 128), "nemotron_h": (32, 64)}[name]
+    layout = preset(name, ssm_dtype=dtype, ssm_order=ssm_order, ranks=4, tail=2, order="slot_major")
+    conv, ssm, scales = layout.planes
+    assert (scales.name, scales.shape, scales.dtype, scales.fill) == ("ssm_scale", rows, torch.float32, 0)
+    assert (ssm.shape, ssm.dtype, ssm.slices()) == (state, dtype, scales.slices())
+    assert layout.bytes_per_slot == layout.layers * (conv.nbytes + ssm.elements * dtype.itemsize + 4 * math.prod(rows))
+    assert layout.rows == preset(name, ranks=4, tail=2, order="slot_major").rows
+
+
+def test_only_delta_rules_and_mamba2_have_states_of_whole_numbers():
+    rwkv7 = {"model_type": "rwkv7", "hidden_size": 64, "head_dim": 32, "num_hidden_layers": 2}
+    for fields in (rwkv7, MAMBA3, *(presets.CHECKPOINTS[name] for name in ("mamba", "falcon_mamba", "lfm2"))):
+        with pytest.raises(
+            InvalidArgument, match=f"{fields['model_type']} with states of torch.int8: only delta rules"
+        ):
+            from_config(fields, ssm_dtype=torch.int8)
+    qwen4 = {"model_type": "qwen4_exp_text", "num_hidden_layers": 4, "ple_layer_ids": [2], "eos_token_id": 2}
+    layout = from_config(transformers_config(qwen4), ssm_dtype=torch.int8)
+    assert [plane.name for plane in layout.planes] == ["conv", "ssm", "ssm_scale", "conv2", "conv3"]
+    with pytest.raises(
+        InvalidArgument, match=r"qwen3_next with states of torch.int16: 72 elements share a scale: .*of 16"
+    ):
+        from_config(presets.CHECKPOINTS["qwen3_next"] | {"linear_key_head_dim": 72}, ssm_dtype=torch.int16)
+    for wrong in ({"ssm_dtype": torch.int32}, {"ssm_dtype": torch.uint8}, {"conv_dtype": torch.int8}):
+        with pytest.raises(InvalidArgument, match=r"_dtype=torch.*: expected a floating-point torch.dtype"):
+            presets.qwen3_next(**wrong)
 
 
 # Models without a preset: fields that differ from the defaults of the class, number of layers with states, shapes of
@@ -247,10 +294,7 @@ def test_rwkv7_has_a_state_and_two_token_shifts():
 
 def test_mamba3_keeps_four_planes_that_ranks_cut_by_heads():
     """The sizes of the model are the defaults of flash-linear-attention."""
-    fields = {
-        "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128,
-        "rope_fraction": 0.5, "num_hidden_layers": 48, "is_mimo": False,
-    }  # fmt: skip
+    fields = MAMBA3
     layout, rank = from_config(fields), from_config(fields, ranks=8)
     assert layout.layers == 48 and tuple(plane.name for plane in layout.planes) == Mamba3State._fields
     assert [plane.shape for plane in layout.planes] == [(64, 32), (64, 64, 128), (64, 128), (64, 64)]

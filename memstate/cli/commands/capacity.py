@@ -35,7 +35,7 @@ def capacity(
         names.StateDtype | None, Option(help="Type of the ssm planes. Default: the model's, mostly float32.")
     ] = None,
     conv_dtype: Annotated[
-        names.StateDtype | None, Option(help="Type of the convolution windows. Default: the model's.")
+        names.ConvDtype | None, Option(help="Type of the convolution windows. Default: the model's.")
     ] = None,
     layers: Annotated[
         str | None,

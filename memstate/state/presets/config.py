@@ -13,10 +13,17 @@ import torch
 from memstate.checks import whole
 from memstate.errors import InvalidArgument
 from memstate.state.grouping import grouped
-from memstate.state.layout import Order, Plane, StateLayout
+from memstate.state.layout import NUMBERS, Order, Plane, StateLayout
 from memstate.state.presets import tails
-from memstate.state.presets.families import ConvOrder, SsmOrder, conv_ordered, ssm_ordered
-from memstate.state.presets.fields import Fields
+from memstate.state.presets.families import (
+    ConvOrder,
+    SsmOrder,
+    conv_ordered,
+    require_scalable,
+    scaled,
+    ssm_ordered,
+)
+from memstate.state.presets.fields import Fields, is_dtype, or_one_of
 from memstate.state.presets.layers import attention_layers, require_layers, state_layers
 from memstate.state.presets.readers import READERS, kv_heads
 from memstate.state.sharding import Part
@@ -49,7 +56,8 @@ def from_config(
     Args:
         config: the configuration: an object, a dict, the path of a config.json, or the path of its folder.
         ssm_dtype: dtype of ssm planes. None takes the field `mamba_ssm_dtype` or `mamba_ssm_cache_dtype`, or else the
-            dtype of the class, which is fp32 for nearly all models.
+            dtype of the class, which is fp32 for nearly all models. With torch.int8 or torch.int16, for delta rules and
+            Mamba-2, a plane ssm_scale follows ssm: an fp32 scale for each (head, value) or (head, dim).
         conv_dtype: dtype of convolution windows. None takes that of the class, which for nearly all models is the dtype
             of the model: the field `dtype`, or bf16 without it.
         order: "layer_major" or "slot_major".
@@ -70,7 +78,8 @@ def from_config(
     Raises:
         InvalidArgument: the file cannot be read; the type is not known; fields are missing or contradict each other;
             the ranks do not divide the heads, groups or channels, or outnumber the heads of states; the model has no
-            such layers; the model has no such order; or `tail` is not 0 and the steps of the model take no tail.
+            such layers; the model has no such order; `tail` is not 0 and the steps of the model take no tail; or steps
+            take no such dtype.
 
     Example:
         >>> from memstate.state.presets import from_config
@@ -81,11 +90,17 @@ def from_config(
     Syncs: no.
     """
     fields, dtype, engines = _text_model(config)
+    for what, asked, also in (("ssm_dtype", ssm_dtype, NUMBERS), ("conv_dtype", conv_dtype, ())):
+        if asked is not None and not is_dtype(asked, also):
+            raise InvalidArgument(f"{what}={asked!r}: expected a floating-point torch.dtype{or_one_of(also)}")
+    wanted = ssm_dtype or engines
     require_layers(fields, layers)
     kind, tail = fields.get("model_type"), whole("tail", tail, least=0)
     states, rows, rings = list[Plane](), list[Plane](), list[tails.Fields]()
     for layer in _among(layers, state_layers(fields.config)):
-        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, ssm_dtype or engines)
+        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, wanted)
+        if wanted in NUMBERS:
+            require_scalable(kind, kept, wanted)
         if tail and not kept.rings:
             raise InvalidArgument(f"tail={tail}: {kind} keeps states whose steps have no tail")
         kept = kept if ssm_order is None else ssm_ordered(kept, ssm_order)
@@ -101,6 +116,8 @@ def from_config(
         layout = tails.ringed(layout, [(name, ring) for (name, _), ring in zip(lies, rings, strict=True)], tail)
     elif rows:
         layout = replace(layout, rows=grouped(rows, order)[0])
+    if wanted in NUMBERS and kept.summed is not None:
+        layout = scaled(layout, kept.summed)
     return layout.shard(ranks)
 
 
@@ -169,12 +186,12 @@ def _text_model(config: object) -> tuple[Fields, torch.dtype, torch.dtype | None
         InvalidArgument: the type of the model is not known, or a dtype is invalid.
     """
     fields = Fields.of(config)
-    dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE)
+    dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE, also=NUMBERS)
     for _ in range(NESTED):
         if (text := next((text for name in TEXT if (text := fields.get(name)) is not None), None)) is None:
             break
         fields = Fields(text)  # without a dtype, a nested configuration has that of the outer one
-        dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE) or engines
+        dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE, also=NUMBERS) or engines
     kind = fields.get("model_type")
     if kind == "log_linear_mamba2":
         raise InvalidArgument(

@@ -12,12 +12,13 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from memstate.errors import InvalidArgument
-from memstate.state.layout import Plane
+from memstate.state.layout import NUMBERS, Plane, StateLayout
 from memstate.state.presets import tails
 from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
 ConvOrder = Literal["channel_first", "width_first", "engine"]
+SHARED = 16  # neighbours that one draw of a step rounds: elements of a row of whole numbers are a multiple of it
 SsmOrder = Literal["key_value", "value_key", "dim_state", "state_dim", "engine"]
 
 
@@ -30,6 +31,8 @@ class LayerState(NamedTuple):
         engine: two flags: engines keep windows as `(width-1) channel`; engines keep matrices in `orders[1]`.
         rows: planes of rows, see `StateLayout`.
         rings: fields of the tail of each plane; empty if the decode step takes no tail.
+        summed: axis of the last plane, in the usual order, whose elements share a scale if they are whole numbers; None
+            if the decode step takes no whole numbers.
     """
 
     planes: tuple[Plane, ...]
@@ -37,6 +40,7 @@ class LayerState(NamedTuple):
     engine: tuple[bool, bool] = (False, False)
     rows: tuple[Plane, ...] = ()
     rings: tuple[tails.Fields, ...] = ()
+    summed: int | None = None
 
     def typed(self, model: torch.dtype, conv: torch.dtype | None, ssm: torch.dtype | None) -> "LayerState":
         """Returns the state with the dtype of the model; `conv` and `ssm` are dtypes for the planes of these names."""
@@ -73,7 +77,7 @@ def delta_rule(
     parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
     conv, ssm = window(*parts, width=width), matrices(value_heads, key, value)
     rings = tails.of_window(conv), tails.of_delta_rule(key_heads, value_heads, key, value, by_key=by_key)
-    return LayerState((conv, ssm), ("key_value", "value_key"), (by_key, True), rings=rings)
+    return LayerState((conv, ssm), ("key_value", "value_key"), (by_key, True), rings=rings, summed=1)
 
 
 def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> LayerState:
@@ -84,7 +88,7 @@ def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> LayerSt
     parts = Part("x", heads, dim), Part("B", groups, state), Part("C", groups, state)
     conv, ssm = window(*parts, width=width), matrices(heads, dim, state)
     rings = tails.of_window(conv), tails.of_selective(heads, dim, groups, state)
-    return LayerState((conv, ssm), ("dim_state", "state_dim"), rings=rings)
+    return LayerState((conv, ssm), ("dim_state", "state_dim"), rings=rings, summed=2)
 
 
 def mamba3(heads: int, dim: int, state: int, angles: int) -> LayerState:
@@ -135,6 +139,27 @@ def compressor(name: str, rate: int, size: int, overlap: int = 0) -> LayerState:
 
     last = planes(rate, size, torch.float32, overlap) if overlap else ()  # fp32: the class adds a bias in fp32
     return LayerState(last, rows=planes(rate - 1, 2 * size if overlap else size, OF_MODEL))
+
+
+def require_scalable(kind: str, kept: LayerState, dtype: torch.dtype) -> None:
+    """Refuses a state of whole numbers if its decode step takes none. Raises: InvalidArgument."""
+    if kept.summed is None:
+        raise InvalidArgument(
+            f"{kind} with states of {dtype}: only delta rules and Mamba-2 have states of int8 or int16"
+        )
+    if (keys := kept.planes[-1].shape[kept.summed]) % SHARED:
+        raise InvalidArgument(
+            f"{kind} with states of {dtype}: {keys} elements share a scale: expected a multiple of {SHARED}"
+        )
+
+
+def scaled(layout: StateLayout, summed: int) -> StateLayout:
+    """Returns a layout with the scales of each plane of whole numbers behind it; `summed` as in `LayerState`."""
+    planes = list[Plane]()
+    for plane in layout.planes:
+        axis = len(plane.shape) - summed if plane.order else summed  # the other order exchanges the last two axes
+        planes += [plane, plane.scales(axis)] if plane.dtype in NUMBERS else [plane]
+    return replace(layout, planes=tuple(planes))
 
 
 def conv_ordered(kept: LayerState, order: ConvOrder) -> LayerState:

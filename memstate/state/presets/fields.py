@@ -4,10 +4,10 @@ A configuration is an object with attributes, a config.json as a dict, or the pa
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -61,15 +61,23 @@ class Fields:
                 return int(value)
         raise self.refused(*paths, expected=f"a number of {least} or more")
 
-    def dtype(self, *names: str) -> torch.dtype | None:
-        """Returns the dtype in the first of these fields that exists, None without one. Raises: InvalidArgument."""
+    def dtype(self, *names: str, also: Collection[torch.dtype] = ()) -> torch.dtype | None:
+        """Returns the dtype in the first of these fields that exists, None without one.
+
+        Args:
+            names: names of the fields.
+            also: dtypes that are allowed although they are not floating-point.
+
+        Raises:
+            InvalidArgument: the field has another dtype, or none.
+        """
         name = next(filter(self.has, names), names[-1])
         value = self.get(name)
         if value is None or value == "auto":
             return None
         dtype_value = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-        if not isinstance(dtype_value, torch.dtype) or not dtype_value.is_floating_point:
-            raise self.refused(name, expected="a floating-point dtype, such as bfloat16")
+        if not is_dtype(dtype_value, also):
+            raise self.refused(name, expected=f"a floating-point dtype, such as bfloat16{or_one_of(also)}")
         return dtype_value
 
     def numbers(self, path: str, known: range) -> list[int]:
@@ -90,6 +98,16 @@ class Fields:
         """Returns the error that shows these fields, and says what was expected."""
         shown = ", ".join(f"{path} = {self.get(path)!r}" for path in paths)
         return InvalidArgument(f"{self.get('model_type')} with {shown}: expected {expected}")
+
+
+def is_dtype(value: object, also: Collection[torch.dtype] = ()) -> TypeGuard[torch.dtype]:
+    """Returns whether a value is a floating-point dtype, or one of `also`."""
+    return isinstance(value, torch.dtype) and (value.is_floating_point or value in also)
+
+
+def or_one_of(dtypes: Collection[torch.dtype]) -> str:
+    """Returns the end of the sentence that says which dtypes were expected."""
+    return "".join(f", or {dtype}" for dtype in dtypes)
 
 
 def _loaded(path: str | bytes) -> object:

@@ -18,7 +18,7 @@ from memstate.checks import is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import TILE_BYTES, RecordMap, RecordPiece, ScaledMap
 from memstate.sizes import format_bytes
-from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
+from memstate.state.layout import MOVE_BYTES, Plane, StateLayout, scales_in
 from memstate.state.memory import AddressTable, tiles_of
 from memstate.state.planes import Planes
 from memstate.state.regions import Region
@@ -191,6 +191,11 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
     planes: list[Plane] = []
     if missing := sorted(int8.keys() - {plane.name for plane in layout.planes}):
         raise InvalidArgument(f"int8: no planes {missing} in {[plane.name for plane in layout.planes]}")
+    pairs = scales_in(layout.planes)
+    if whole := sorted(int8.keys() & {*pairs, *pairs.values()}):
+        raise InvalidArgument(
+            f"int8: planes {whole} are states of whole numbers and their scales: records hold them as they are"
+        )
     for plane in layout.planes:
         if plane.name not in int8:
             planes.append(plane)

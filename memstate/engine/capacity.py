@@ -18,6 +18,7 @@ from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redir
 from memstate.sizes import byte_count, token_count
 from memstate.state.layout import NEVER, Plane, StateLayout
 from memstate.state.presets import kv_from_config, named
+from memstate.state.presets.fields import require_dtype
 
 MOST_TOKENS = 1e12  # tokens per second, of all requests together
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
@@ -162,8 +163,7 @@ def _model(
 ) -> tuple[str, StateLayout, StateLayout | None]:  # fmt: skip
     """Returns the name of a model, the layout of its state, and the layout of a KV page, both on one rank."""
     page_size = whole("page_size", page_size)
-    if not isinstance(kv, torch.dtype) or not kv.is_floating_point:
-        raise InvalidArgument(f"kv_dtype={kv!r}: expected a floating-point torch.dtype")
+    require_dtype(f"kv_dtype={kv!r}", kv)
     if kv_bytes_per_token is not None and not is_count(kv_bytes_per_token):
         raise InvalidArgument(f"kv_bytes_per_token={kv_bytes_per_token!r}: expected a whole number of bytes, or None")
     page = None

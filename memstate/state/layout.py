@@ -9,7 +9,7 @@ A block is one plane of one layer of one slot, padded to `alignment`, so that la
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import lcm, prod
@@ -178,11 +178,10 @@ class Plane:
     def scales(self, axis: int) -> "Plane":
         """Returns the plane of the scales of this plane of whole numbers: one of fp32 for all elements along `axis`.
 
-        Ranks cut it like this plane, so `axis` must not be the one that they cut.
+        Ranks cut it like this plane, so `axis` lies behind the one that they cut.
         """
         shape = (*self.shape[:axis], *self.shape[axis + 1 :])
-        cut = self.axis - (axis < self.axis)
-        return replace(self, name=scale_name(self.name), shape=shape, dtype=torch.float32, axis=cut, order="")
+        return replace(self, name=f"{self.name}_scale", shape=shape, dtype=torch.float32, order="")
 
     def index(self, along: slice) -> tuple[EllipsisType | slice, ...]:
         """Returns the index of a slice along `axis`, for a tensor whose last axes are those of this plane."""
@@ -294,13 +293,12 @@ class StateLayout(Shown):
     def _require_scales(self) -> None:
         """Refuses scales that do not lie and move like the numbers that they belong to."""
         named = {plane.name: plane for plane in self.planes}
-        for name, scales in scales_in(self.planes).items():
-            numbers = named[name]
-            axes = [axis for axis in range(len(numbers.shape)) if not numbers.parts or axis != numbers.axis]
-            if named[scales] not in map(numbers.scales, axes):
+        for numbers, scales in ((named[one], named[other]) for one, other in scales_in(self.planes).items()):
+            first = numbers.axis + bool(numbers.parts)
+            if scales not in map(numbers.scales, range(first, len(numbers.shape))):
                 raise InvalidArgument(
-                    f"{named[scales]!r} has the scales of {numbers!r}: expected {torch.float32} of its shape without"
-                    " one axis, and the same parts, layers, fill and grid; or another name"
+                    f"{scales!r} has the scales of {numbers!r}: expected its shape without an axis behind {first - 1}, "
+                    "float32, and the same parts, layers, fill and grid; or another name"
                 )
 
     def layers_of(self, plane: Plane) -> int:
@@ -409,15 +407,10 @@ class StateLayout(Shown):
         return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
 
 
-def scale_name(name: str) -> str:
-    """Returns the name of the plane of scales of a plane of whole numbers."""
-    return f"{name}_scale"
-
-
-def scales_in(planes: Iterable[Plane]) -> dict[str, str]:
+def scales_in(planes: Sequence[Plane]) -> dict[str, str]:
     """Returns plane of whole numbers -> plane of its scales. The two are one state, so nothing moves one alone."""
-    names = {plane.name: scale_name(plane.name) for plane in planes}
-    return {plane.name: scales for plane in planes if plane.dtype in NUMBERS and (scales := names[plane.name]) in names}
+    names = {plane.name for plane in planes}
+    return {one.name: scale for one in planes if one.dtype in NUMBERS and (scale := f"{one.name}_scale") in names}
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -191,7 +191,7 @@ class Memory:
         self._kept: list[Tensor] | None = None
         self._sizes: list[int] = []
         self._names = frozenset(region.plane.name for region in regions)
-        self._scales = scales_in(region.plane for region in regions)
+        self._scales = scales_in([region.plane for region in regions])
         self.whole = PlaneTable(regions, backend.device)
         self.plane_map = self.whole.map
         self.device = self.plane_map.tiles.device  # has an index, which `backend.device` may lack

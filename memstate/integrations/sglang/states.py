@@ -7,8 +7,9 @@ import torch
 from sglang.srt.mem_cache import memory_pool as theirs
 from torch import Tensor
 
+from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.state.layout import Plane, StateLayout
+from memstate.state.layout import NUMBERS, Plane, StateLayout
 from memstate.state.planes import Planes
 
 TEMPORAL = "temporal"
@@ -24,6 +25,8 @@ class MambaPool(theirs.MambaPool):
     def planes(self) -> Planes:
         """The pool's tensors `layer slot ...` as planes, in the order of `get_cpu_copy`."""
         cache = self.mamba_cache
+        if cache.temporal.dtype in NUMBERS:
+            raise InvalidArgument(f"states of {cache.temporal.dtype}: it is unknown where SGLang keeps their scales")
         tensors = {f"conv{i}": conv for i, conv in enumerate(cache.conv)} | {TEMPORAL: cache.temporal}
         given = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
         layers, slots = next(iter(given.values())).shape[:2]

@@ -15,15 +15,8 @@ from memstate.errors import InvalidArgument
 from memstate.state.grouping import grouped
 from memstate.state.layout import NUMBERS, Order, Plane, StateLayout
 from memstate.state.presets import tails
-from memstate.state.presets.families import (
-    ConvOrder,
-    SsmOrder,
-    conv_ordered,
-    require_scalable,
-    scaled,
-    ssm_ordered,
-)
-from memstate.state.presets.fields import Fields, is_dtype, or_one_of
+from memstate.state.presets.families import ConvOrder, SsmOrder, conv_ordered, scaled, ssm_ordered
+from memstate.state.presets.fields import Fields, require_dtype
 from memstate.state.presets.layers import attention_layers, require_layers, state_layers
 from memstate.state.presets.readers import READERS, kv_heads
 from memstate.state.sharding import Part
@@ -91,16 +84,13 @@ def from_config(
     """
     fields, dtype, engines = _text_model(config)
     for what, asked, also in (("ssm_dtype", ssm_dtype, NUMBERS), ("conv_dtype", conv_dtype, ())):
-        if asked is not None and not is_dtype(asked, also):
-            raise InvalidArgument(f"{what}={asked!r}: expected a floating-point torch.dtype{or_one_of(also)}")
-    wanted = ssm_dtype or engines
+        if asked is not None:
+            require_dtype(f"{what}={asked!r}", asked, also)
     require_layers(fields, layers)
     kind, tail = fields.get("model_type"), whole("tail", tail, least=0)
     states, rows, rings = list[Plane](), list[Plane](), list[tails.Fields]()
     for layer in _among(layers, state_layers(fields.config)):
-        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, wanted)
-        if wanted in NUMBERS:
-            require_scalable(kind, kept, wanted)
+        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, ssm_dtype or engines)
         if tail and not kept.rings:
             raise InvalidArgument(f"tail={tail}: {kind} keeps states whose steps have no tail")
         kept = kept if ssm_order is None else ssm_ordered(kept, ssm_order)
@@ -116,9 +106,7 @@ def from_config(
         layout = tails.ringed(layout, [(name, ring) for (name, _), ring in zip(lies, rings, strict=True)], tail)
     elif rows:
         layout = replace(layout, rows=grouped(rows, order)[0])
-    if wanted in NUMBERS and kept.summed is not None:
-        layout = scaled(layout, kept.summed)
-    return layout.shard(ranks)
+    return scaled(kind, layout, kept.summed).shard(ranks)
 
 
 def kv_from_config(

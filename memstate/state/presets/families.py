@@ -141,24 +141,29 @@ def compressor(name: str, rate: int, size: int, overlap: int = 0) -> LayerState:
     return LayerState(last, rows=planes(rate - 1, 2 * size if overlap else size, OF_MODEL))
 
 
-def require_scalable(kind: str, kept: LayerState, dtype: torch.dtype) -> None:
-    """Refuses a state of whole numbers if its decode step takes none. Raises: InvalidArgument."""
-    if kept.summed is None:
-        raise InvalidArgument(
-            f"{kind} with states of {dtype}: only delta rules and Mamba-2 have states of int8 or int16"
-        )
-    if (keys := kept.planes[-1].shape[kept.summed]) % SHARED:
-        raise InvalidArgument(
-            f"{kind} with states of {dtype}: {keys} elements share a scale: expected a multiple of {SHARED}"
-        )
+def scaled(kind: str, layout: StateLayout, summed: int | None) -> StateLayout:
+    """Returns a layout in which the scales of each plane of whole numbers lie behind it.
 
+    Args:
+        kind: type of the model, for errors.
+        layout: the layout without scales.
+        summed: as in `LayerState`.
 
-def scaled(layout: StateLayout, summed: int) -> StateLayout:
-    """Returns a layout with the scales of each plane of whole numbers behind it; `summed` as in `LayerState`."""
+    Raises:
+        InvalidArgument: the decode step of the model takes no whole numbers, or not of these sizes.
+    """
     planes = list[Plane]()
     for plane in layout.planes:
+        planes.append(plane)
+        if plane.dtype not in NUMBERS:
+            continue
+        if summed is None:
+            raise InvalidArgument(f"{kind}: no states of {plane.dtype}: only delta rules and Mamba-2 have them")
         axis = len(plane.shape) - summed if plane.order else summed  # the other order exchanges the last two axes
-        planes += [plane, plane.scales(axis)] if plane.dtype in NUMBERS else [plane]
+        if plane.shape[axis] % SHARED:
+            why = f"{plane.shape[axis]} numbers share a scale: expected a multiple of {SHARED}"
+            raise InvalidArgument(f"{kind}: no states of {plane.dtype}: {why}")
+        planes.append(plane.scales(axis))
     return replace(layout, planes=tuple(planes))
 
 

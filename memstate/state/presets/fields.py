@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
@@ -75,10 +75,8 @@ class Fields:
         value = self.get(name)
         if value is None or value == "auto":
             return None
-        dtype_value = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-        if not is_dtype(dtype_value, also):
-            raise self.refused(name, expected=f"a floating-point dtype, such as bfloat16{or_one_of(also)}")
-        return dtype_value
+        named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+        return require_dtype(f"{self.get('model_type')} with {name} = {value!r}", named, also)
 
     def numbers(self, path: str, known: range) -> list[int]:
         """Returns a field that lists some of the numbers `known`, each once. Raises: InvalidArgument."""
@@ -100,14 +98,16 @@ class Fields:
         return InvalidArgument(f"{self.get('model_type')} with {shown}: expected {expected}")
 
 
-def is_dtype(value: object, also: Collection[torch.dtype] = ()) -> TypeGuard[torch.dtype]:
-    """Returns whether a value is a floating-point dtype, or one of `also`."""
-    return isinstance(value, torch.dtype) and (value.is_floating_point or value in also)
+def require_dtype(what: str, dtype: object, also: Collection[torch.dtype] = ()) -> torch.dtype:
+    """Returns a dtype that is floating-point or one of `also`.
 
-
-def or_one_of(dtypes: Collection[torch.dtype]) -> str:
-    """Returns the end of the sentence that says which dtypes were expected."""
-    return "".join(f", or {dtype}" for dtype in dtypes)
+    Raises:
+        InvalidArgument: it is something else. The error starts with `what`.
+    """
+    if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype in also):
+        return dtype
+    expected = " or ".join(("a floating-point dtype, such as bfloat16", *map(str, also)))
+    raise InvalidArgument(f"{what}: expected {expected}")
 
 
 def _loaded(path: str | bytes) -> object:

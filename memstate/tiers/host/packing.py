@@ -193,9 +193,7 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
         raise InvalidArgument(f"int8: no planes {missing} in {[plane.name for plane in layout.planes]}")
     pairs = scales_in(layout.planes)
     if whole := sorted(int8.keys() & {*pairs, *pairs.values()}):
-        raise InvalidArgument(
-            f"int8: planes {whole} are states of whole numbers and their scales: records hold them as they are"
-        )
+        raise InvalidArgument(f"int8: {whole}: states of whole numbers and their scales stay as they are in records")
     for plane in layout.planes:
         if plane.name not in int8:
             planes.append(plane)

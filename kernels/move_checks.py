@@ -130,11 +130,11 @@ def check_scatter_states(
 def check_states(plane: Tensor, h: Tensor | None, transposed: bool, device: torch.device) -> None:
     """Refuses a plane of states that is not `layer slot ...`, and states `h` that do not fit the plane."""
     check_memory("plane", plane, device)
-    check_float("plane", plane)
     if plane.dim() < (4 if transposed else 3):
         raise ValueError(f"plane: expected `layer slot ...`{' with two axes or more' * transposed}, got {plane.shape}")
     _require_dense(plane)
-    if h is not None:
+    if h is not None:  # without `h`, bytes are copied
+        check_float("plane", plane)
         block = (*plane.shape[2:-2], plane.shape[-1], plane.shape[-2]) if transposed else tuple(plane.shape[2:])
         check_float("h", h)
         check_memory("h", h, device)

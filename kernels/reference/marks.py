@@ -44,8 +44,8 @@ def scatter_states(
             than 2**31 tokens.
         read: slot that the step read for each entry, int32 or int64 `batch`; null for zeros.
         write: slot that the step wrote for each entry, int32 or int64 `batch`.
-        plane: states, `layer slot ...`; fp32, bf16 or fp16; one layer of one slot is contiguous, any strides between
-            layers and slots. None for no plane of states. Changed.
+        plane: states, `layer slot ...`; fp32, bf16 or fp16, or any dtype without `h`; one layer of one slot is
+            contiguous, any strides between layers and slots. None for no plane of states. Changed.
         h: states before pieces, `layer piece ...`, contiguous, fp32, bf16 or fp16; or None.
         first: index of the first piece of each entry, then the number of all pieces, int32 or int64 `batch+1`. None if
             pieces begin at multiples of `chunk` of the packed batch.

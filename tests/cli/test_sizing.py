@@ -60,6 +60,9 @@ def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
     stage = ms.capacity(tmp_path, "40GiB", context=16384, conv_dtype=torch.float32, layers=range(16, 48))
     assert report(*few, "--conv-dtype", "float32", "--layers", "16:48") == stage.to_json()
     assert stage.layout.planes[0].dtype == torch.float32
+    few_bits = ms.capacity(tmp_path, "40GiB", context=16384, ssm_dtype=torch.int8)
+    assert report(*few, "--dtype", "int8") == few_bits.to_json()
+    assert few_bits.layout.bytes_per_slot == 48 * (10240 * 3 * 2 + 48 * 128 * (128 + 4))
 
 
 def test_a_layout_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
@@ -156,6 +159,17 @@ def test_the_table_of_residency_is_made_by_the_command() -> None:
             most = report("capacity", name, "--memory", "40GiB", "--context", context)["max_requests_by_strategy"]
             counts += [str(most[strategy]) for strategy in ("ping-pong", "lazy", "redirect")]
         rows.append(f"| `{name}` | {' | '.join(counts)} |")
+    assert (table := "\n".join(rows)) in PAGE, f"docs/capacity.md should have these rows:\n{table}"
+
+
+def test_the_table_of_fewer_bits_is_made_by_the_command() -> None:
+    rows = []
+    for name in ("qwen3_next", "kimi_linear", "nemotron_h", "falcon_h1"):
+        given = "capacity", name, "--memory", "40GiB", "--context", "4k"
+        plans = [report(*given, "--dtype", dtype) for dtype in ("float32", "bfloat16", "int16", "int8")]
+        sizes = (f"{plan['bytes_per_slot'] / 2**20:.2f}" for plan in plans)
+        most = (str(plan["max_requests_by_strategy"]["redirect"]) for plan in plans)
+        rows.append(f"| `{name}` | {' | '.join((*sizes, *most))} |")
     assert (table := "\n".join(rows)) in PAGE, f"docs/capacity.md should have these rows:\n{table}"
 
 

@@ -25,7 +25,8 @@ CALLS = ("exists", "get", "put", "discard")
 
 MODELS = {
     "both": Model(), "states alone": Model(kv=None), "KV alone": Model(None), "latent": Model(kv=KV["latent"]),
-    "qwen3_next": Model(toy("qwen3_next")), "kimi_linear": Model(toy("kimi_linear"), KV["latent"]),
+    "kimi_linear": Model(toy("kimi_linear"), KV["latent"]),
+    "qwen3_next": Model(toy("qwen3_next", ssm_dtype=torch.int8)),
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ RANKS, CANARY = (1, 2, 4, 8), 48
 # layouts for which `fewest` checks the set of source ranks
 BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")
 LAYOUTS = {name: toy(name) for name in PRESETS} | {"mixed": MIXED} | KV
+LAYOUTS |= {"int8": toy("qwen3_next", ssm_dtype=torch.int8)}
 
 
 def legal(layout: StateLayout, ranks: int) -> bool:

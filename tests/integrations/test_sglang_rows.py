@@ -224,6 +224,13 @@ def test_states_move_as_theirs_do() -> None:
     assert all(torch.equal(left, right) for left, right in zip(*caches, strict=True))
 
 
+def test_states_whose_scales_lie_elsewhere_are_refused() -> None:
+    pool = object.__new__(ours.MambaPool)
+    pool.mamba_cache = SimpleNamespace(conv=[], temporal=torch.zeros(1, 2, 3, dtype=torch.int8))
+    with pytest.raises(ms.InvalidArgument, match=r"states of torch.int8: .* scales"):
+        _ = pool.planes
+
+
 def test_every_method_replaces_one_of_theirs() -> None:
     mamba = import_module("sglang.srt.mem_cache.allocator.mamba")
     pairs = (

@@ -40,7 +40,7 @@ for count in (2, 4):
     KV[f"{count} heads"] = StateLayout([Plane(n, (4, count, 3), torch.float16, **of_heads) for n in "kv"], LAYERS)
 
 
-def toy(name: str) -> StateLayout:
+def toy(name: str, **options: torch.dtype) -> StateLayout:
     """Returns a small copy of a preset, with sizes up to 3, and with few units per part, but enough for 8 ranks."""
 
     def units(count: int) -> int:
@@ -54,7 +54,7 @@ def toy(name: str) -> StateLayout:
         shape[plane.axis] = sum(part.length for part in parts)
         return Plane(plane.name, tuple(shape), plane.dtype, parts=parts, axis=plane.axis)
 
-    return StateLayout(tuple(map(small, getattr(presets, name)().planes)), LAYERS)
+    return StateLayout(tuple(map(small, getattr(presets, name)(**options).planes)), LAYERS)
 
 
 def whole(layout: StateLayout, seed: int) -> dict[str, Tensor]:

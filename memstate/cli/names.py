@@ -2,6 +2,6 @@
 
 from typing import Literal
 
-ConvDtype = Literal["float32", "bfloat16", "float16"]
-StateDtype = Literal[ConvDtype, "int16", "int8"]
+StateDtype = Literal["float32", "bfloat16", "float16"]
+PlannedDtype = Literal[StateDtype, "int16", "int8"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8"]

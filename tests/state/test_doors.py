@@ -22,6 +22,7 @@ from memstate.state.presets.families import SHARED as MULTIPLE
 from memstate.state.sharding import Part
 from memstate.tiers import Tiers
 from memstate.tiers.host.packing import Packing, in_records
+from memstate.viz.inspector import page
 from tests.support.build import on
 from tests.support.refusals import refusals
 from tests.support.sources import sources
@@ -98,7 +99,7 @@ TELLS = {
 
 @pytest.mark.parametrize("name", PAIR)
 @pytest.mark.parametrize("door", REFUSED)
-def test_numbers_and_scales_are_not_moved_alone(door: str, name: str) -> None:
+def test_B40a_numbers_and_scales_are_not_moved_alone(door: str, name: str) -> None:
     planes = filled(Backend("reference"))
     before = [arena.clone() for arena in planes.arenas]
     with pytest.raises((InvalidArgument, LayoutMismatch), match=r"\bssm"):
@@ -132,7 +133,7 @@ def test_a_call_that_names_a_plane_is_in_the_list() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "order"), [*itertools.product(NUMBERS, ("layer_major", "slot_major"))])
-def test_numbers_and_scales_are_moved_together(backend: Backend, dtype: torch.dtype, order: str) -> None:
+def test_B40a_numbers_and_scales_are_moved_together(backend: Backend, dtype: torch.dtype, order: str) -> None:
     def slot(number: int) -> list[list[int]]:
         return [planes[name][:, number].reshape(-1).view(torch.uint8).tolist() for name in planes]
 
@@ -157,9 +158,10 @@ def test_numbers_and_scales_are_moved_together(backend: Backend, dtype: torch.dt
     assert not any(map(any, slot(0)))
 
 
-def test_a_manager_of_whole_numbers_warms_up(backend: Backend) -> None:
+def test_a_manager_of_whole_numbers_warms_up_and_is_shown(backend: Backend) -> None:
     mem = on(backend, from_config(DELTA, ssm_dtype=torch.int16), slots=2, max_requests=1)
     assert ms.warm_up(mem) > 0 and not mem.planes[PAIR[0]][:, 0].any()
+    assert all(name in page(mem.inspect()) for name in PAIR)
 
 
 HEADS = (Part("head", 4),)

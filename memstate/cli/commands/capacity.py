@@ -32,10 +32,10 @@ def capacity(
     every: Annotated[int, Option(help="Tokens between two snapshots of decode.")] = 256,
     page_size: Annotated[int, Option(help="Tokens of a KV page.")] = 64,
     dtype: Annotated[
-        names.StateDtype | None, Option(help="Type of the ssm planes. Default: the model's, mostly float32.")
+        names.PlannedDtype | None, Option(help="Type of the ssm planes. Default: the model's, mostly float32.")
     ] = None,
     conv_dtype: Annotated[
-        names.ConvDtype | None, Option(help="Type of the convolution windows. Default: the model's.")
+        names.StateDtype | None, Option(help="Type of the convolution windows. Default: the model's.")
     ] = None,
     layers: Annotated[
         str | None,

@@ -1,8 +1,8 @@
 """Has a preset, a function that returns a layout, for each known checkpoint, and `from_config` for all others.
 
-A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
-("layer_major"), ranks (1; the layout is that of one tensor-parallel rank), conv_order, ssm_order, tail (0) and layers
-(all).
+A preset takes the keywords of `from_config`: ssm_dtype (torch.float32; torch.int16 and torch.int8 add a plane
+ssm_scale), conv_dtype (torch.bfloat16), order ("layer_major"), ranks (1; the layout is that of one tensor-parallel
+rank), conv_order, ssm_order, tail (0) and layers (all).
 
     conv_order   "channel_first" for windows of `channel (width-1)` (default), "width_first" for `(width-1) channel`;
                  "engine" for the order of SGLang and vLLM: width first for Kimi Linear, channel first for other models

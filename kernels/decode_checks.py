@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import PlaneBlocks, is_dense, is_transposed, taps_are_fastest, tokens_of
+from memstate.kernels.blocks import PlaneBlocks, blocks_of, is_dense, is_transposed, taps_are_fastest, tokens_of
 from memstate.kernels.checks import (
     FLOATS,
     check_apart,
@@ -28,6 +28,7 @@ from memstate.kernels.checks import (
     check_tensors,
     check_written,
 )
+from memstate.kernels.reference.scaled import SHARED, TOP
 from memstate.kernels.remembered import remembered
 from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, SelectiveTail, StepMarks
 
@@ -124,8 +125,7 @@ def check_state(state: Tensor, pattern: str, shape: tuple[int, ...], name: str =
 
 
 def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> PlaneBlocks:
-    """Returns where slots lie, which must be dense; refuses other dtypes, and slots that share bytes."""
-    check_float(name, state)
+    """Returns where slots lie, which must be dense; refuses slots that share bytes."""
     if state.is_neg():
         check_memory(name, state, state.device)
     size = state.element_size()
@@ -202,6 +202,58 @@ def check_tail(
         names.append(name)
     tensors.update((f"cursor.{name}", column) for name, column in cursor._asdict().items())
     return names
+
+
+def check_scales(
+    scales: Tensor | None, lengths: Tensor | None, seed: int | None, layer: int, first_head: int, state: Tensor,
+    rows: tuple[int, int], keys: int, tensors: dict[str, Tensor | None], batch: int,
+) -> list[str]:  # fmt: skip
+    """Refuses a state whose dtype does not fit its scales, scales that do not fit it, and what draws do not take.
+
+    Args:
+        scales: scales of a state of whole numbers, or None.
+        lengths: tokens of the state that each row reads, or None.
+        seed: seed of the draws, or None to round to the nearest number.
+        layer: number of the layer.
+        first_head: number of the first head in the model.
+        state: the states.
+        rows: heads, and rows of a head; each row has a scale.
+        keys: elements of a row.
+        tensors: tensors of the step, by name; the scales and lengths are added.
+        batch: entries of the step.
+
+    Returns:
+        The names of what is written beside the state.
+
+    Raises:
+        ValueError: names the argument that does not fit.
+    """
+    kinds = FLOATS if scales is None else tuple(TOP)
+    if state.dtype not in kinds:
+        beside = "without" if scales is None else "with"
+        raise ValueError(f"state: expected one of {kinds} {beside} scales, got {state.dtype}")
+    for name, number in (("seed", 0 if seed is None else seed), ("layer", layer), ("first_head", first_head)):
+        if type(number) is not int or not 0 <= number < MOST_TOKENS:
+            raise ValueError(f"{name}: expected a whole number from 0 to 2**31 - 1, got {number!r:.60}")
+    if (seed is None) != (lengths is None) or (scales is None and seed is not None):
+        raise ValueError("lengths, seed: expected both, beside scales, or None for both")
+    if scales is None:
+        return []
+    check_tensors({"scales": scales})
+    shape = (state.shape[0], *rows)
+    if scales.shape != shape or scales.dtype != torch.float32 or not is_dense(rows, scales.stride()[1:]):
+        raise ValueError(
+            f"scales: expected float32 {shape}, one for each row of `state`, contiguous in each slot, got "
+            f"{scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}"
+        )
+    if keys % SHARED:
+        raise ValueError(f"state: expected rows of a multiple of {SHARED} numbers beside scales, got {keys}")
+    check_memory("scales", scales, state.device)
+    check_distinct("scales", blocks_of(scales, 1))
+    if lengths is not None:
+        check_columns(state.device, batch, lengths=lengths)
+    tensors |= {"scales": scales, "lengths": lengths}
+    return ["scales"]
 
 
 def check_address(name: str, tensor: Tensor) -> None:
@@ -369,12 +421,13 @@ def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Pla
     return check_state(state, "slot head dim state", shape)
 
 
-@remembered("state", "out", "tail")
+@remembered("state", "out", "tail", "scales")
 def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
     out: Tensor | None, marks: StepMarks | None, tail: SelectiveTail | None, cursor: Cursor | None,
-    parents: Tensor | None,
+    parents: Tensor | None, scales: Tensor | None, lengths: Tensor | None, seed: int | None, layer: int,
+    first_head: int,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other.
 
@@ -419,7 +472,10 @@ def check_selective(
     for name, weight in (("d", d), ("dt_bias", dt_bias)):
         if weight is not None:
             check(name, weight, pattern, shape, device)
+    if scales is not None and not tied:
+        raise ValueError("scales: expected None for dt `batch token head dim` (Mamba1)")
     slots = _check_states(state, (head, dim, states), tied)
+    scaled = check_scales(scales, lengths, seed, layer, first_head, state, (head, dim), states, tensors, batch)
     check_columns(device, batch, **rows)
     z_distance = 0 if z is None else check_tokens("z", z, "batch token head dim", (batch, token, head, dim), device)
     if out is not None:
@@ -429,9 +485,9 @@ def check_selective(
     if marks is not None:
         check_kept(marks, tensors, device)
     keeps: Keeps = {"x": ((head, dim), x.dtype), "b": (b.shape[2:], b.dtype), "dt": (shape, torch.float32)}
-    rings = check_tail(tail, SelectiveTail, cursor, parents, keeps, tensors, batch, device)
-    check_written(tensors, "state", "out", *rings)
-    check_apart("state", slots, tensors, "out", *rings)
+    written = check_tail(tail, SelectiveTail, cursor, parents, keeps, tensors, batch, device) + scaled
+    check_written(tensors, "state", "out", *written)
+    check_apart("state", slots, tensors, "out", *written)
     return x_distance, dt_distance, b_distance, c_distance, z_distance
 
 
@@ -486,6 +542,7 @@ def check_mamba3(
         check("out", out, "batch token head dim", (batch, token, head, dim), device)
     slots, apart = dict[str, PlaneBlocks](), list[int]()
     for (field, plane), name in zip(state._asdict().items(), planes, strict=True):
+        check_float(name, plane)
         slots[name] = check_state(plane, f"slot {MAMBA3[field]}", shapes[field], name)
         check_memory(name, plane, device)
         if plane.shape[0] != count or (plane.dtype != torch.float32 and plane is state.angle):

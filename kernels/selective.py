@@ -316,11 +316,14 @@ def selective_step(
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     softplus: bool = False, out: Tensor | None = None, marks: StepMarks | None = None,
     tail: SelectiveTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
+    scales: Tensor | None = None, lengths: Tensor | None = None, seed: int | None = None, layer: int = 0,
+    first_head: int = 0,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
     checked = check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor, parents
-    )
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor,
+        parents, scales, lengths, seed, layer, first_head,
+    )  # fmt: skip
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     if batch == 0:

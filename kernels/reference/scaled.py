@@ -61,6 +61,58 @@ def stored(s: Tensor, dtype: torch.dtype, axis: int, drawn: Tensor | None = None
     return numbers.to(dtype), scales.squeeze(axis)
 
 
+class States:
+    """The states of a step in the slots of a plane: floats, or whole numbers with scales.
+
+    A state that was rounded once is stored to the nearest numbers, because that keeps its numbers and scale. By chance,
+    a number could change again.
+
+    Args:
+        plane: `slot head ..`, of any dtype.
+        scales: scales of whole numbers, `slot head row`, or None.
+        axis: axis of keys in a state `head ..`, 1 or 2.
+        seed: seed of the draws, or None to round to the nearest number.
+        layer: number of the layer.
+        first_head: number of the first head in the model.
+    """
+
+    def __init__(
+        self, plane: Tensor, scales: Tensor | None, axis: int, seed: int | None, layer: int, first_head: int
+    ) -> None:
+        self._plane, self._scales, self._axis = plane, scales, axis
+        self._seed, self._layer, self._heads = seed, layer, range(first_head, first_head + plane.shape[1])
+
+    def load(self, slot: int) -> Tensor:
+        """Returns the state of a slot in fp32; zeros for slot 0."""
+        if not slot:
+            return torch.zeros(self._plane.shape[1:], dtype=torch.float32, device=self._plane.device)
+        if self._scales is None:
+            return self._plane[slot].float()
+        return loaded(self._plane[slot], self._scales[slot], self._axis)
+
+    def rounded(self, s: Tensor, length: int) -> Tensor:
+        """Returns the state as it would be loaded after a store; `length` counts its tokens."""
+        if self._scales is None:
+            return s.to(self._plane.dtype).float()
+        return loaded(*self._stored(s, length), self._axis)
+
+    def store(self, slots: list[int], s: Tensor, length: int | None = None) -> None:
+        """Stores a state; `length` counts its tokens, None for a state that was rounded before."""
+        if self._scales is None:
+            self._plane[slots] = s.to(self._plane.dtype)
+        elif slots:
+            self._plane[slots], self._scales[slots] = self._stored(s, length)
+
+    def _stored(self, s: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
+        """Returns (numbers, scales) of a state."""
+        dtype, drawn = self._plane.dtype, None
+        if self._seed is not None and length is not None:
+            rows, keys = s.shape[3 - self._axis], s.shape[self._axis]
+            drawn = draws(dtype, self._seed, self._layer, self._heads, rows, keys, length, s.device)
+            drawn = drawn.movedim(2, self._axis)
+        return stored(s, dtype, self._axis, drawn)
+
+
 def draws(
     dtype: torch.dtype, seed: int, layer: int, heads: range, rows: int, keys: int, length: int, device: torch.device
 ) -> Tensor:

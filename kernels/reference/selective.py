@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from memstate.kernels.decode_checks import check_selective
+from memstate.kernels.reference.scaled import States
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
 from memstate.kernels.reference.trees import lineage
 from memstate.kernels.tables import Cursor, SelectiveTail, StepMarks
@@ -20,6 +21,8 @@ def selective_step(
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     softplus: bool = False, out: Tensor | None = None, marks: StepMarks | None = None,
     tail: SelectiveTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
+    scales: Tensor | None = None, lengths: Tensor | None = None, seed: int | None = None, layer: int = 0,
+    first_head: int = 0,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
@@ -43,10 +46,10 @@ def selective_step(
         a: negative, contiguous; `head` (Mamba2), or `head dim state` that begins at a multiple of 16 bytes (Mamba1).
         b: `batch token group state`; head h uses group h // (head / group).
         c: `batch token group state`, as `b`.
-        state: one layer, `slot head dim state`; fp32, bf16 or fp16; any stride between slots. A slot is contiguous or,
-            for Mamba2, the transposed view of a contiguous `head state dim`, as in TensorRT-LLM's plugin. Mamba1 takes
-            no such view, because the kernel loads its `a`, `head dim state`, in the same order as the state. Pass a
-            plane without heads, `slot channel state`, as plane.unsqueeze(1).
+        state: one layer, `slot head dim state`; fp32, bf16 or fp16, or int16 or int8 with `scales`; any stride between
+            slots. A slot is contiguous or, for Mamba2, the transposed view of a contiguous `head state dim`, as in
+            TensorRT-LLM's plugin. Mamba1 takes no such view, because the kernel loads its `a`, `head dim state`, in the
+            same order as the state. Pass a plane without heads, `slot channel state`, as plane.unsqueeze(1).
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
         snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
@@ -66,53 +69,59 @@ def selective_step(
         cursor: says which tokens of a row are in the state already, and which are in the tail, see `Cursor`. Given if
             and only if `tail` is.
         parents: trees of drafts, or None; see `gated_delta_step`.
+        scales: scales of a Mamba2 state of whole numbers, fp32 `slot head dim`, any stride between slots; see
+            `gated_delta_step`.
+        lengths: tokens of the state that each row reads, int32 or int64 `batch`; only with `seed`.
+        seed: seed to round whole numbers by chance, 0 to 2^31 - 1; None rounds to the nearest.
+        layer: number of the layer, for the draws of `seed`.
+        first_head: number of the first head in the model, for the draws of `seed`.
 
     Returns:
-        `out`. Changes: state; tail.
+        `out`. Changes: state; scales; tail.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; a state of Mamba1 stores `state dim`; there
-            are 2^31 tokens or more; slots share bytes; a tail without a cursor; or `out`, the state or the tail
-            requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; a state of Mamba1 stores `state dim` or has
+            scales; there are 2^31 tokens or more; slots share bytes; a tail without a cursor; or `out`, the state, the
+            scales or the tail requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor, parents
-    )
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor,
+        parents, scales, lengths, seed, layer, first_head,
+    )  # fmt: skip
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1])
     kept = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(x))
+    memory = States(state, scales, 2, seed, layer, first_head)
     for row, source, target, copy, count in rows:
-        s = torch.zeros(state.shape[1:], dtype=torch.float32, device=state.device)
-        if source:
-            s.copy_(state[source])
+        s, length = memory.load(source), 0 if lengths is None else int(lengths[row])
         own, stored = tails[row], [slot for slot in (target, copy) if slot]
         for entry in range(own.pending + 1):
             if entry == own.store:
-                state[stored] = s.to(state.dtype)
+                memory.store(stored, s)
             if entry < own.pending:
-                kept_token = own.at(entry)
-                s = advance(s, kept_token.x, kept_token.b, kept_token.dt, a).to(state.dtype).float()
-        states = {-1: s}  # token of the step -> state behind it; -1 is behind the pending tokens
+                kept_token, length = own.at(entry), length + 1
+                s = memory.rounded(advance(s, kept_token.x, kept_token.b, kept_token.dt, a), length)
+        states = {-1: (s, length)}  # token of the step -> (state behind it, its length); -1: behind the pending tokens
         for t in range(count):
             step = dt[row, t].float() if dt_bias is None else dt[row, t].float() + dt_bias.float()
             entering = SelectiveTail(x[row, t], b[row, t], F.softplus(step) if softplus else step)
             own.keep(own.pending + t, entering)
-            s = advance(states[lineage(parents, row, t)], entering.x, entering.b, entering.dt, a)
+            s, length = states[lineage(parents, row, t)]
+            s, length = advance(s, entering.x, entering.b, entering.dt, a), length + 1
             y = (s * of_heads(c[row, t], s)).sum(dim=2)
             if d is not None:
                 y = y + per_channel(d) * x[row, t].float()
             out[row, t] = y if z is None else y * F.silu(z[row, t].float())
             if tail is not None:
-                s = s.to(state.dtype).float()
-            states[t] = s
-            states = {**states, t: s} if parents is not None else {t: s}
-            state[kept.get((row, t + 1), [])] = s.to(state.dtype)
+                s = memory.rounded(s, length)
+            states = {**states, t: (s, length)} if parents is not None else {t: (s, length)}
+            memory.store(kept.get((row, t + 1), []), s, length if tail is None else None)
         if own.store > own.pending:
-            state[stored] = s.to(state.dtype)
+            memory.store(stored, s, length if tail is None and count else None)
     return out
 
 

@@ -17,9 +17,13 @@ INFINITE = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def floats(numbers):
-    """Returns whole numbers of up to 16 bits in fp32. Two additions are faster than a conversion."""
-    return (numbers.to(tl.int32) + SHIFT_BITS).to(tl.float32, bitcast=True) - SHIFT
+def scaled(tiles, scale, COUNT: tl.constexpr):
+    """Returns a tile in fp32. To convert numbers of up to 16 bits, two additions are faster than a conversion."""
+    found = ()
+    for piece in tl.static_range(COUNT):
+        number = (tiles[piece].to(tl.int32) + SHIFT_BITS).to(tl.float32, bitcast=True) - SHIFT
+        found += (number * scale[None, :],)
+    return found
 
 
 @triton.jit
@@ -38,3 +42,53 @@ def scale_of(tiles, TOP: tl.constexpr, COUNT: tl.constexpr):
     inverse = tl.where(usable, tl.div_rn(tl.full(peak.shape, TOP, tl.float32), peak), 0.0)
     scale = tl.where(usable, tl.div_rn(peak, tl.full(peak.shape, TOP, tl.float32)), 0.0)
     return tl.where(peak < INFINITE, scale, float("nan")), inverse
+
+
+@triton.jit
+def draws(seed, length, layer, group, first, COUNT: tl.constexpr):
+    """Returns the draws of COUNT neighbouring keys of each lane: COUNT tensors `lane row`, of 8 bits each.
+
+    Args:
+        seed: seed of the step.
+        length: tokens of the state.
+        layer: number of the layer.
+        group: `row`, the number of the row in the layer times the groups of a row; a group has 16 keys.
+        first: `lane`, the lane's first key, a multiple of COUNT.
+        COUNT: keys, a power of two.
+    """
+    drawn = ()
+    for part in tl.static_range((COUNT + NEIGHBOURS - 1) // NEIGHBOURS):
+        counter = (group[None, :] + (first // NEIGHBOURS + part)[:, None]).to(tl.uint32)
+        none = tl.zeros_like(counter)
+        words = tl.philox(seed, counter, none + length.to(tl.uint32), none + layer.to(tl.uint32), none)
+        if COUNT < NEIGHBOURS:  # the lane uses some of the bytes
+            at = (first % NEIGHBOURS // 4)[:, None]
+            used = ()
+            for word in tl.static_range((COUNT + 3) // 4):
+                low = tl.where(at + word == 0, words[0], words[1])
+                used += (tl.where(at + word < 2, low, tl.where(at + word == 2, words[2], words[3])),)
+            words = (used[0] >> (first % 4 * 8)[:, None].to(tl.uint32),) if COUNT < 4 else used
+        for key in tl.static_range(min(COUNT, NEIGHBOURS)):
+            drawn += (((words[key // 4] >> (8 * (key % 4))) & 255).to(tl.int32),)
+    return drawn
+
+
+@triton.jit
+def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
+    """Returns a tile in whole numbers of `dtype`, and the scale of each row.
+
+    `drawn` are the draws of the tile, or None to round to the nearest number.
+    """
+    EIGHT: tl.constexpr = dtype.primitive_bitwidth == 8
+    scale, inverse = scale_of(tiles, 127.0 if EIGHT else 32767.0, COUNT)
+    found = ()
+    for piece in tl.static_range(COUNT):
+        if drawn is None:
+            number = tl.fma(tiles[piece], inverse[None, :], SHIFT).to(tl.int32, bitcast=True)
+        elif EIGHT:  # 1.5 * 2**15: the sum is a multiple of 2**-8
+            number = (tl.fma(tiles[piece], inverse[None, :], 49152.0).to(tl.int32, bitcast=True) + drawn[piece]) >> 8
+        else:  # 1.5 * 2**16: the sum is a multiple of 2**-7
+            number = tl.fma(tiles[piece], inverse[None, :], 98304.0).to(tl.int32, bitcast=True)
+            number = (number + (drawn[piece] >> 1) + 0x400000) >> 7  # the low 16 bits of the constant are 0
+        found += (tl.where(inverse[None, :] > 0, number, 0).to(dtype),)  # 0 also for NaN
+    return found, scale

@@ -184,10 +184,10 @@ def shares(
         warps: warps of a program.
         threads: threads of a warp.
     """
-    wide = ACCESS_BYTES // itemsize
     if key_fastest:
-        run = min(wide, block_k)
+        run = min(ACCESS_BYTES // itemsize, block_k)
         return min(block_k // run, max(KEY_LANES, threads * warps // block_v)), run
+    wide = ACCESS_BYTES // max(2, itemsize)  # of 1 byte, a lane has 16 neighbouring keys by 8 values
     return min(block_k, max(1, threads * warps // max(1, block_v // wide))), 1
 
 

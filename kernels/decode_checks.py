@@ -320,12 +320,13 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> PlaneBlocks:
     return check_slots(state, shape)
 
 
-@remembered("state", "out", "tail")
+@remembered("state", "out", "tail", "scales")
 def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, marks: StepMarks | None,
     a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool, a: Tensor | None, b: Tensor | None,
-    tail: DeltaTail | None, cursor: Cursor | None, parents: Tensor | None,
+    tail: DeltaTail | None, cursor: Cursor | None, parents: Tensor | None, scales: Tensor | None,
+    lengths: Tensor | None, seed: int | None, layer: int, first_head: int,
 ) -> tuple[int | None, ...]:  # fmt: skip
     """Refuses arguments of `gated_delta_step` that do not fit each other.
 
@@ -380,7 +381,10 @@ def check_gated_delta(
         check("dt_bias", dt_bias, of_head, rates, device)
         if by_key and key * dt_bias.element_size() % ACCESS_BYTES == 0:
             check_address("dt_bias", dt_bias)
+    if scales is not None and low_rank:
+        raise ValueError("scales: expected None beside a and b")
     slots = _check_matrices(state, (head, key, value))
+    scaled = check_scales(scales, lengths, seed, layer, first_head, state, (head, value), key, tensors, batch)
     check_columns(device, batch, **rows)
     if out is not None:
         check("out", out, "batch token head value", v.shape, device)
@@ -391,9 +395,9 @@ def check_gated_delta(
     keeps: Keeps = {"v": ((head, value), v.dtype), "gate": (rates, torch.float32)}
     keeps |= {name: ((key_head, key), x.dtype) for name, x in (("k", k), ("a", a), ("b", b)) if x is not None}
     keeps |= {} if low_rank else {"beta": ((head,), torch.float32)}
-    rings = check_tail(tail, DeltaTail, cursor, parents, keeps, tensors, batch, device)
-    check_written(tensors, "state", "out", *rings)
-    check_apart("state", slots, tensors, "out", *rings)
+    written = check_tail(tail, DeltaTail, cursor, parents, keeps, tensors, batch, device) + scaled
+    check_written(tensors, "state", "out", *written)
+    check_apart("state", slots, tensors, "out", *written)
     return apart
 
 

@@ -23,6 +23,7 @@ from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.kept import launch_step, launched_again
 from memstate.kernels.pieces import halves, rounded
+from memstate.kernels.scaled import draws, scaled, whole
 from memstate.kernels.slots import (
     NO_MARKS,
     copy_token,
@@ -54,7 +55,7 @@ PER_CALL = [
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "scale",
     "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_ptr", "b_ptr", "a_apart", "b_apart",
-    *tail_args(DeltaTail),
+    *tail_args(DeltaTail), "scales_ptr", "lengths_ptr", "scales_apart", "seed", "layer", "first_head",
 ]  # fmt: skip
 
 
@@ -219,11 +220,15 @@ def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
 def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
     """Returns a piece of the state in fp32: a tensor `lane value` for each of a lane's RUN keys. Zeros outside `mask`.
 
+    Whole numbers stay as they are.
+
     Two neighbouring bf16 elements of a lane are joined again to the word that was loaded, which costs nothing, and are
     converted together. To convert each element alone takes 1.5 times as many instructions.
     """
     loaded = ()
-    if ptr.dtype.element_ty == tl.bfloat16 and (RUN if KEY_FASTEST else ptr.shape[1]) > 1:
+    if ptr.dtype.element_ty.is_int():
+        loaded += _rows(tl.load(ptr, mask=mask, other=0), RUN)
+    elif ptr.dtype.element_ty == tl.bfloat16 and (RUN if KEY_FASTEST else ptr.shape[1]) > 1:
         bits = tl.load(ptr.to(tl.pointer_type(tl.uint16), bitcast=True), mask=mask, other=0).to(tl.uint32)
         if KEY_FASTEST:
             rows = _rows(bits, RUN)
@@ -240,18 +245,28 @@ def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def _store(
-    ptr, rows, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+    ptr, slots, apart, s, drawn, scales_ptr, scales_apart, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
+    PIECE_STEP: tl.constexpr, KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores the tile if `wanted`; `ptr` points to the memory of the first piece of the tile."""
-    for piece in tl.static_range(PIECES):
-        # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
-        mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        part = ()
-        for row in tl.static_range(RUN):
-            part += (rows[piece * RUN + row],)
-        block = _joined(part, RUN).to(ptr.dtype.element_ty)
-        tl.store(ptr + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
+    """Stores the tile to some slots, unless they are 0.
+
+    `ptr` points to the memory of the first piece of the tile in slot 0, and `scales_ptr` to the scales there. `drawn`
+    are draws for the tile, see `whole`.
+    """
+    if scales_ptr is not None:
+        s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES * RUN)
+    for which in tl.static_range(len(slots)):
+        slot = slots[which]
+        if scales_ptr is not None:
+            tl.store(scales_ptr + slot * scales_apart, scale, mask=tl.where(slot > 0, in_value, False))
+        for piece in tl.static_range(PIECES):
+            # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
+            mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
+            part = ()
+            for row in tl.static_range(RUN):
+                part += (s[piece * RUN + row],)
+            block = _joined(part, RUN).to(ptr.dtype.element_ty)
+            tl.store(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
 
 
 @triton.jit
@@ -303,23 +318,45 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
 
 @triton.jit
 def _tile(
-    ptr, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+    ptr, slot, apart, scales_ptr, scales_apart, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
+    PIECE_STEP: tl.constexpr, KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Returns the tile of a slot, zeros unless `wanted`; `ptr` points to the memory of the first piece of the tile."""
+    """Returns the tile of a slot in fp32, zeros for slot 0; pointers as in `_store`."""
     tile = ()
     for piece in tl.static_range(PIECES):
-        mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        tile += _load(ptr + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN)
+        mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
+        tile += _load(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN)
+    if scales_ptr is not None:
+        scale_mask = tl.where(slot > 0, in_value, False)
+        tile = scaled(tile, tl.load(scales_ptr + slot * scales_apart, mask=scale_mask, other=0.0), PIECES * RUN)
     return tile
 
 
 @triton.jit
-def _with_pending(
-    s, place, k_ptr, v_ptr, gate_ptr, beta_ptr, a_ptr, b_ptr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr,
-    KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr, KEY_FASTEST: tl.constexpr,
-    LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr, stored: tl.constexpr,
+def _drawn(
+    chance, length, real, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
     APART: tl.constexpr,
+):  # fmt: skip
+    """Returns draws for the tile, split as `_keys` does; None if `chance` is None, otherwise see `draws`."""
+    drawn = None
+    if chance is not None:
+        drawn = ()
+        lane = tl.arange(0, LANES)
+        if KEY_FASTEST:
+            for piece in tl.static_range(PIECES):
+                drawn += draws(chance, length, real, (piece * LANES + lane) * RUN, RUN)
+        else:
+            drawn = draws(chance, length, real, _part(lane, LANES, APART) * PIECES, PIECES)
+    return drawn
+
+
+@triton.jit
+def _with_pending(
+    s, place, chance, length, k_ptr, v_ptr, gate_ptr, beta_ptr, a_ptr, b_ptr, HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr,
+    KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr,
+    stored: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Returns the state after one more pending token, which is read from the rings of the tail.
 
@@ -339,7 +376,7 @@ def _with_pending(
         a = _keys(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         b = _keys(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
-    return rounded(s, stored, COUNT) if stored != tl.float32 else s
+    return rounded(s, stored, COUNT, _drawn(chance, length, True, KEY_FASTEST, LANES, RUN, PIECES, APART))
 
 
 @triton.jit(do_not_specialize=PER_CALL)
@@ -348,8 +385,10 @@ def _gated_delta_step(
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     a_ptr, b_ptr, tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_a_ptr, tail_b_ptr,
     cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr,
-    max_tokens, last, scale, stride_units, q_apart, k_apart, v_apart, decay_apart, beta_apart, a_apart, b_apart,
+    scales_ptr, lengths_ptr, max_tokens, last, scale, stride_units,
+    q_apart, k_apart, v_apart, decay_apart, beta_apart, a_apart, b_apart,
     tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart, tail_a_apart, tail_b_apart, tail_rows, ring, nodes,
+    scales_apart, seed, layer, first_head,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, APART: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -384,12 +423,18 @@ def _gated_delta_step(
     rate = 0.0
     if a_log_ptr is not None:
         rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
-    old_ptr = tile_ptr + read * slot_stride
-    s = _tile(old_ptr, read > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES)
+    scales_at, chance, length = None, None, 0
+    if scales_ptr is not None:
+        scales_at = scales_ptr + head * VALUE + value
+    if seed is not None:
+        chance = (seed, layer, ((first_head + head) * VALUE + value) * (KEY // 16))
+        length = tl.load(lengths_ptr + row)
+    s = _tile(
+        tile_ptr, read, slot_stride, scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
+        KEY_FASTEST, RUN, PIECES,
+    )  # fmt: skip
 
     COUNT: tl.constexpr = PIECES * RUN
-    live_ptr = tile_ptr + write * slot_stride
-    copy_ptr = tile_ptr + snapshot * slot_stride
     if cursor_row_ptr is not None:
         stored: tl.constexpr = state_ptr.dtype.element_ty
         memory, place, pending, store = row_tail(
@@ -408,13 +453,13 @@ def _gated_delta_step(
         if parents_ptr is None:
             for entry in range(pending + 1):
                 if entry == store:
-                    _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                     _store(
-                        copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES
-                    )
+                        tile_ptr, (write, snapshot), slot_stride, s, None, scales_at, scales_apart, index, in_value,
+                        KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
+                    )  # fmt: skip
                 if entry < pending:
                     s = _with_pending(
-                        s, place, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
+                        s, place, chance, length + entry + 1, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
                         HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE,
                         stored, APART,
                     )  # fmt: skip
@@ -428,17 +473,19 @@ def _gated_delta_step(
         tree = parents_ptr + row * nodes
         visits = tl.maximum(walk_length(tree, count, nodes), 1)
         first_place, last_node, target, start = place, -1, 0, 0
+    depth = 0
     for t in range(visits):
         if parents_ptr is not None:
             for entry in range(start, pending + 1):
                 if (entry == store) & (target == 0):
-                    _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                     _store(
-                        copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES
-                    )
+                        tile_ptr, (write, snapshot), slot_stride, s, None, scales_at, scales_apart, index, in_value,
+                        KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
+                    )  # fmt: skip
                 if entry < pending:
                     s = _with_pending(
-                        s, (first_place + entry) % ring, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
+                        s, (first_place + entry) % ring, chance, length + entry + 1, ring_k, ring_v, ring_gate,
+                        ring_beta, ring_a, ring_b,
                         HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE,
                         stored, APART,
                     )  # fmt: skip
@@ -521,8 +568,9 @@ def _gated_delta_step(
                         tl.store(gate_at + channel, gate, mask=in_key)
                     else:
                         tl.store(gate_at, gates[0])  # type: ignore[misc]  # bound above unless PER_KEY
-            if stored != tl.float32:
-                s = rounded(s, stored, COUNT)
+            depth += 1
+            drawn = _drawn(chance, length + pending + depth, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            s = rounded(s, stored, COUNT, drawn)
             place = next_place(place, ring)
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
@@ -531,18 +579,21 @@ def _gated_delta_step(
                 # is in the slot that this program has just stored, or else in the read slot. In both slots, the
                 # pending tokens are missing.
                 tl.debug_barrier()
-                start = tl.maximum(store, 0)
-                start_ptr = tile_ptr + tl.where(store >= 0, write, read) * slot_stride
+                start, depth = tl.maximum(store, 0), 0
                 s = _tile(
-                    start_ptr, (store >= 0) | (read > 0), index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
-                    KEY_FASTEST, RUN, PIECES,
+                    tile_ptr, tl.where(store >= 0, write, read), slot_stride, scales_at, scales_apart, index, in_value,
+                    KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES,
                 )  # fmt: skip
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
-                wanted = (offset == t + 1) & (kept > 0)
-                at_ptr = tile_ptr + kept * slot_stride
-                _store(at_ptr, s, wanted, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+                drawn = None
+                if cursor_row_ptr is None:
+                    drawn = _drawn(chance, length + offset, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
+                _store(
+                    tile_ptr, (tl.where(offset == t + 1, kept, 0),), slot_stride, s, drawn, scales_at, scales_apart,
+                    index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
+                )  # fmt: skip
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -550,11 +601,16 @@ def _gated_delta_step(
         out_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
         tl.store(out_ptr + out_at, 0.0, mask=in_value)
 
+    drawn = None
     if cursor_row_ptr is not None:
-        real = real & (store > pending)
+        write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
-    _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
-    _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+    else:
+        drawn = _drawn(chance, length + count, count > 0, KEY_FASTEST, LANES, RUN, PIECES, APART)
+    _store(
+        tile_ptr, (write, snapshot), slot_stride, s, drawn, scales_at, scales_apart, index, in_value, KEY, KEY_STEP,
+        PIECE_STEP, KEY_STRIDE, RUN, PIECES,
+    )  # fmt: skip
 
 
 def blocks(
@@ -573,7 +629,7 @@ def blocks(
         converted: whether each element takes a conversion of its own, as fp16 does with keys fastest. An element then
             counts twice.
     """
-    return config.blocks(key, value, itemsize * (1 + converted) if unit * itemsize == ACCESS_BYTES else 8)
+    return config.blocks(key, value, max(2, itemsize) * (1 + converted) if unit * itemsize == ACCESS_BYTES else 8)
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:
@@ -603,12 +659,13 @@ def gated_delta_step(
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     marks: StepMarks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
     normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
-    cursor: Cursor | None = None, parents: Tensor | None = None,
+    cursor: Cursor | None = None, parents: Tensor | None = None, scales: Tensor | None = None,
+    lengths: Tensor | None = None, seed: int | None = None, layer: int = 0, first_head: int = 0,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
     checked = check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b, tail, cursor, parents,
+        normalize, a, b, tail, cursor, parents, scales, lengths, seed, layer, first_head,
     )  # fmt: skip
     out = v.new_empty(v.shape) if out is None else out
     batch, max_tokens, heads = v.shape[:3]
@@ -617,7 +674,7 @@ def gated_delta_step(
     parents = parents if max_tokens else None
     tensors = (
         q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS), a, b,
-        *tail_tensors(DeltaTail, tail, cursor, parents),
+        *tail_tensors(DeltaTail, tail, cursor, parents), scales, lengths,
     )  # fmt: skip
     if launched_again(checked, tensors):
         return out
@@ -626,7 +683,8 @@ def gated_delta_step(
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps, warp_threads())
     numbers = (
         max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), state.stride(0) // unit,
-        *checked.found, *tail_numbers(DeltaTail, tail, parents),
+        *checked.found, *tail_numbers(DeltaTail, tail, parents), None if scales is None else scales.stride(0), seed,
+        layer, first_head,
     )  # fmt: skip
     constants = {
         "HEADS": heads, "KEY_HEADS": q.shape[2], "KEY": keys, "VALUE": values, "PER_KEY": decay.dim() == 4,

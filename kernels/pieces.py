@@ -8,6 +8,8 @@ a lane loads its elements of a vector along the first axis in whole words, and l
 import triton
 import triton.language as tl
 
+from memstate.kernels.scaled import scaled, whole
+
 
 @triton.jit
 def _element(word, part: tl.constexpr, dtype: tl.constexpr):
@@ -100,10 +102,16 @@ def halves(word):
 
 
 @triton.jit
-def rounded(tiles, dtype: tl.constexpr, PIECES: tl.constexpr):
-    """Returns the pieces rounded to the dtype of a slot; bf16 in pairs, which takes fewer and faster instructions."""
+def rounded(tiles, dtype: tl.constexpr, PIECES: tl.constexpr, drawn=None):
+    """Returns the pieces rounded to the dtype of a slot; bf16 in pairs, which takes fewer and faster instructions.
+
+    Whole numbers are rounded with the draws `drawn`, see `memstate.kernels.scaled.whole`.
+    """
     stored = ()
-    if dtype == tl.bfloat16 and PIECES > 1:
+    if dtype.is_int():
+        numbers, scale = whole(tiles, drawn, dtype, PIECES)
+        stored = scaled(numbers, scale, PIECES)
+    elif dtype == tl.bfloat16 and PIECES > 1:
         for piece in tl.static_range(0, PIECES, 2):
             low = tiles[piece].to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
             high = tiles[piece + 1].to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)

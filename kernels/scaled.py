@@ -13,6 +13,7 @@ SMALLEST_SCALE = tl.constexpr(SMALLEST)
 NEIGHBOURS = tl.constexpr(SHARED)
 SHIFT = tl.constexpr(12582912.0)  # 1.5 * 2**23: a sum with it is a whole number
 SHIFT_BITS = tl.constexpr(0x4B400000)  # SHIFT as an integer, so the low 16 bits are 0
+HALVES = tl.constexpr(0x80808080)
 INFINITE = tl.constexpr(float("inf"))
 
 
@@ -45,22 +46,24 @@ def scale_of(tiles, TOP: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def draws(seed, length, layer, group, first, COUNT: tl.constexpr):
+def draws(chance, length, real, first, COUNT: tl.constexpr):
     """Returns the draws of COUNT neighbouring keys of each lane: COUNT tensors `lane row`, of 8 bits each.
 
     Args:
-        seed: seed of the step.
+        chance: (seed, number of the layer, for each row its number in the layer times KEYS // 16).
         length: tokens of the state.
-        layer: number of the layer.
-        group: `row`, the number of the row in the layer times the groups of a row; a group has 16 keys.
+        real: whether to draw. Otherwise numbers are rounded to the nearest, which keeps a state that was rounded.
         first: `lane`, the lane's first key, a multiple of COUNT.
         COUNT: keys, a power of two.
     """
     drawn = ()
     for part in tl.static_range((COUNT + NEIGHBOURS - 1) // NEIGHBOURS):
-        counter = (group[None, :] + (first // NEIGHBOURS + part)[:, None]).to(tl.uint32)
+        counter = (chance[2][None, :] + (first // NEIGHBOURS + part)[:, None]).to(tl.uint32)
         none = tl.zeros_like(counter)
-        words = tl.philox(seed, counter, none + length.to(tl.uint32), none + layer.to(tl.uint32), none)
+        random = tl.philox(chance[0], counter, none + length.to(tl.uint32), none + chance[1].to(tl.uint32), none)
+        words = ()
+        for word in tl.static_range(4):
+            words += (tl.where(real, random[word], HALVES),)
         if COUNT < NEIGHBOURS:  # the lane uses some of the bytes
             at = (first % NEIGHBOURS // 4)[:, None]
             used = ()

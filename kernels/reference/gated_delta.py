@@ -9,6 +9,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from memstate.kernels.decode_checks import check_gated_delta
+from memstate.kernels.reference.scaled import States
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
 from memstate.kernels.reference.trees import lineage
 from memstate.kernels.tables import Cursor, DeltaTail, StepMarks
@@ -20,7 +21,8 @@ def gated_delta_step(
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     marks: StepMarks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
     normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
-    cursor: Cursor | None = None, parents: Tensor | None = None,
+    cursor: Cursor | None = None, parents: Tensor | None = None, scales: Tensor | None = None,
+    lengths: Tensor | None = None, seed: int | None = None, layer: int = 0, first_head: int = 0,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
@@ -36,7 +38,8 @@ def gated_delta_step(
     these inputs with `a_log`, `sigmoid` and `normalize`, as layers of the two papers do. flash-linear-attention calls
     the three `use_gate_in_kernel`, `use_beta_sigmoid_in_kernel` and `use_qk_l2norm_in_kernel`.
 
-    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
+    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored; whole numbers as
+    `memstate.kernels.reference.scaled` defines, to the nearest or by chance. With an fp32 state the bits do not
     depend on how a prompt is cut into chunks. They may depend on which of `key` and `value` is the fastest axis.
 
     q, k, v, decay and beta may be slices of wider tensors, such as one projection: the elements of a token are
@@ -55,8 +58,9 @@ def gated_delta_step(
         decay: natural log of the gate, `batch token head`, or `batch token head key` for one gate per key channel. With
             `a_log`, the projection of the model from which the op computes the decay.
         beta: `batch token head`. With `sigmoid`, the projection of the model. None if `a` and `b` are given.
-        state: one layer, `slot head key value`; fp32, bf16 or fp16; any stride between slots. A slot is contiguous, or
-            the transposed view of a contiguous `head value key`: `state.mT` of such a plane.
+        state: one layer, `slot head key value`; fp32, bf16 or fp16, or int16 or int8 with `scales`; any stride between
+            slots. A slot is contiguous, or the transposed view of a contiguous `head value key`: `state.mT` of such a
+            plane.
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
         snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
@@ -80,8 +84,8 @@ def gated_delta_step(
         b: vector along which the value that `a` has read is written to the state, `batch token key_head key`.
         tail: None, or rings of tokens that are not in a row's state yet, because nobody knows whether they are real.
             The op first adds the pending tokens to the state, then runs the tokens of the step. Tokens that are not in
-            the stored state go to the ring, in the memory of the row. A state of 16 bits is rounded after every token,
-            as if each token had been a step. Rows of the step have distinct memory, or none. Rings have room for
+            the stored state go to the ring, in the memory of the row. A state of 16 bits or less is rounded after every
+            token, as if each token had been a step. Rows of the step have distinct memory, or none. Rings have room for
             pending tokens and those of the step. The rings of `a` and `b` replace that of beta.
         cursor: says which tokens of a row are in the state already, and which are in the tail, see `Cursor`. Given if
             and only if `tail` is.
@@ -89,20 +93,28 @@ def gated_delta_step(
             contiguous. Nodes are the first tokens of the step; each later token follows the token before it. A parent
             has a lower number than its node. Rows with marks behind the first token, and rows whose tokens do not go to
             the tail, must have the parents of a chain, `token - 1`. Only together with `tail`.
+        scales: scales of a state of whole numbers, one for each value over its keys, fp32 `slot head value`, contiguous
+            in each slot, any stride between slots. Keys are a multiple of 16. Not together with `a` and `b`.
+        lengths: tokens of the state that each row reads, int32 or int64 `batch`. Only together with `seed`.
+        seed: seed to round whole numbers by chance, 0 to 2**31 - 1, always the same for a request; None rounds to the
+            nearest number.
+        layer: number of the layer in the model, for the draws of `seed`.
+        first_head: number of the first head in the model, for the draws of `seed`, so that ranks draw alike.
 
     Returns:
-        `out`. Changes: state; tail.
+        `out`. Changes: state; scales; tail.
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; a tail without a cursor,
             or without a ring that the rule needs; `dt_bias` without `a_log`; `a` without `b`, or beside beta or a gate;
-            2**31 tokens or more; or `out`, the state or the tail requires grad, or shares bytes with another tensor.
+            2**31 tokens or more; or `out`, the state, the scales or the tail requires grad, or shares bytes with
+            another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b, tail, cursor, parents,
+        normalize, a, b, tail, cursor, parents, scales, lengths, seed, layer, first_head,
     )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     out = v.new_empty(v.shape) if out is None else out
@@ -110,20 +122,19 @@ def gated_delta_step(
     rows = row_slots(state, read, write, snapshot, tokens, v.shape[1])
     kept_at = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(v))
+    memory = States(state, scales, 1, seed, layer, first_head)
     for row, source, target, copy, count in rows:
-        s = torch.zeros(state.shape[1:], dtype=torch.float32, device=state.device)
-        if source:
-            s.copy_(state[source])
+        s, length = memory.load(source), 0 if lengths is None else int(lengths[row])
         stored = [slot for slot in (target, copy) if slot]
         own = tails[row]
         for entry in range(own.pending + 1):
             if entry == own.store:
-                state[stored] = s.to(state.dtype)
+                memory.store(stored, s)
             if entry < own.pending:
-                kept = own.at(entry)
+                kept, length = own.at(entry), length + 1
                 keys = normalized(kept.k.float()) if normalize else kept.k
-                s = advance(s, keys, *kept[1:]).to(state.dtype).float()
-        states = {-1: s}  # token of the step -> state behind it; -1 is behind the pending tokens
+                s = memory.rounded(advance(s, keys, *kept[1:]), length)
+        states = {-1: (s, length)}  # token of the step -> (state behind it, its length); -1: behind the pending tokens
         for t in range(count):
             queries, keys = q[row, t].float(), k[row, t].float()
             if normalize:
@@ -132,14 +143,15 @@ def gated_delta_step(
             rate = None if beta is None else beta[row, t].float().sigmoid() if sigmoid else beta[row, t].float()
             entering = DeltaTail(k[row, t], v[row, t], gate, rate, *(None if x is None else x[row, t] for x in (a, b)))
             own.keep(own.pending + t, entering)
-            s = advance(states[lineage(parents, row, t)], keys, *entering[1:])
+            s, length = states[lineage(parents, row, t)]
+            s, length = advance(s, keys, *entering[1:]), length + 1
             out[row, t] = (_of_heads(queries, s) * s).sum(dim=1) * scale
             if tail is not None:
-                s = s.to(state.dtype).float()
-            states = {**states, t: s} if parents is not None else {t: s}
-            state[kept_at.get((row, t + 1), [])] = s.to(state.dtype)
+                s = memory.rounded(s, length)
+            states = {**states, t: (s, length)} if parents is not None else {t: (s, length)}
+            memory.store(kept_at.get((row, t + 1), []), s, length if tail is None else None)
         if own.store > own.pending:
-            state[stored] = s.to(state.dtype)
+            memory.store(stored, s, length if tail is None and count else None)
     return out
 
 

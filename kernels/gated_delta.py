@@ -335,7 +335,7 @@ def _tile(
 
 @triton.jit
 def _drawn(
-    chance, length, real, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+    chance, length, real, s, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
     APART: tl.constexpr,
 ):  # fmt: skip
     """Returns draws for the tile, split as `_keys` does; None if `chance` is None, otherwise see `draws`."""
@@ -345,9 +345,9 @@ def _drawn(
         lane = tl.arange(0, LANES)
         if KEY_FASTEST:
             for piece in tl.static_range(PIECES):
-                drawn += draws(chance, length, real, (piece * LANES + lane) * RUN, RUN)
+                drawn += draws(chance, length, real, (piece * LANES + lane) * RUN, s[piece * RUN], RUN)
         else:
-            drawn = draws(chance, length, real, _part(lane, LANES, APART) * PIECES, PIECES)
+            drawn = draws(chance, length, real, _part(lane, LANES, APART) * PIECES, s[0], PIECES)
     return drawn
 
 
@@ -376,7 +376,7 @@ def _with_pending(
         a = _keys(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         b = _keys(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
-    return rounded(s, stored, COUNT, _drawn(chance, length, True, KEY_FASTEST, LANES, RUN, PIECES, APART))
+    return rounded(s, stored, COUNT, _drawn(chance, length, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART))
 
 
 @triton.jit(do_not_specialize=PER_CALL)
@@ -569,7 +569,7 @@ def _gated_delta_step(
                     else:
                         tl.store(gate_at, gates[0])  # type: ignore[misc]  # bound above unless PER_KEY
             depth += 1
-            drawn = _drawn(chance, length + pending + depth, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            drawn = _drawn(chance, length + pending + depth, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
             s = rounded(s, stored, COUNT, drawn)
             place = next_place(place, ring)
         if parents_ptr is not None:
@@ -589,7 +589,7 @@ def _gated_delta_step(
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
                 drawn = None
                 if cursor_row_ptr is None:
-                    drawn = _drawn(chance, length + offset, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
+                    drawn = _drawn(chance, length + offset, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
                 _store(
                     tile_ptr, (tl.where(offset == t + 1, kept, 0),), slot_stride, s, drawn, scales_at, scales_apart,
                     index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
@@ -606,7 +606,7 @@ def _gated_delta_step(
         write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
     else:
-        drawn = _drawn(chance, length + count, count > 0, KEY_FASTEST, LANES, RUN, PIECES, APART)
+        drawn = _drawn(chance, length + count, count > 0, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
     _store(
         tile_ptr, (write, snapshot), slot_stride, s, drawn, scales_at, scales_apart, index, in_value, KEY, KEY_STEP,
         PIECE_STEP, KEY_STRIDE, RUN, PIECES,

@@ -20,9 +20,12 @@ INFINITE = tl.constexpr(float("inf"))
 @triton.jit
 def scaled(tiles, scale, COUNT: tl.constexpr):
     """Returns a tile in fp32. To convert numbers of up to 16 bits, two additions are faster than a conversion."""
+    EIGHT: tl.constexpr = tiles[0].dtype.primitive_bitwidth == 8
+    HALF: tl.constexpr = 1 << (7 if EIGHT else 15)
     found = ()
     for piece in tl.static_range(COUNT):
-        number = (tiles[piece].to(tl.int32) + SHIFT_BITS).to(tl.float32, bitcast=True) - SHIFT
+        number = tiles[piece].to(tl.uint8 if EIGHT else tl.uint16, bitcast=True).to(tl.int32) ^ (SHIFT_BITS | HALF)
+        number = number.to(tl.float32, bitcast=True) - (SHIFT + HALF)
         found += (number * scale[None, :],)
     return found
 
@@ -40,13 +43,17 @@ def scale_of(tiles, TOP: tl.constexpr, COUNT: tl.constexpr):
         peak = _larger(peak, tl.abs(tiles[piece]))
     peak = tl.reduce(peak, 0, _larger)
     usable = (peak >= TOP * SMALLEST_SCALE) & (peak < INFINITE)
-    inverse = tl.where(usable, tl.div_rn(tl.full(peak.shape, TOP, tl.float32), peak), 0.0)
-    scale = tl.where(usable, tl.div_rn(peak, tl.full(peak.shape, TOP, tl.float32)), 0.0)
-    return tl.where(peak < INFINITE, scale, float("nan")), inverse
+    # Both quotients are correctly rounded: the second term mends the first guess, for every digit of a peak.
+    part = tl.div_rn(tl.full(peak.shape, 1.0, tl.float32), peak * 0.25)
+    guess = part * (TOP / 4)
+    inverse = tl.fma(tl.fma(-peak, guess, TOP), part * 0.25, guess)
+    guess = peak * (1 / TOP)
+    scale = tl.where(usable, tl.fma(tl.fma(guess, -TOP, peak), 1 / TOP, guess), 0.0)
+    return tl.where(peak < INFINITE, scale, float("nan")), tl.where(usable, inverse, 0.0)
 
 
 @triton.jit
-def draws(chance, length, real, first, COUNT: tl.constexpr):
+def draws(chance, length, real, first, like, COUNT: tl.constexpr):
     """Returns the draws of COUNT neighbouring keys of each lane: COUNT tensors `lane row`, of 8 bits each.
 
     Args:
@@ -54,11 +61,13 @@ def draws(chance, length, real, first, COUNT: tl.constexpr):
         length: tokens of the state.
         real: whether to draw. Otherwise numbers are rounded to the nearest, which keeps a state that was rounded.
         first: `lane`, the lane's first key, a multiple of COUNT.
+        like: `lane row` of the tile, whose layout the draws have.
         COUNT: keys, a power of two.
     """
+    zero = tl.minimum(tl.abs(like), 0.0).to(tl.int32, bitcast=True)
     drawn = ()
     for part in tl.static_range((COUNT + NEIGHBOURS - 1) // NEIGHBOURS):
-        counter = (chance[2][None, :] + (first // NEIGHBOURS + part)[:, None]).to(tl.uint32)
+        counter = (chance[2][None, :] + (first // NEIGHBOURS + part)[:, None] + zero).to(tl.uint32)
         none = tl.zeros_like(counter)
         random = tl.philox(chance[0], counter, none + length.to(tl.uint32), none + chance[1].to(tl.uint32), none)
         words = ()

@@ -206,7 +206,7 @@ def _inverse_norm(keys, like, COUNT: tl.constexpr):
     squares = keys[0] * keys[0]
     for key in tl.static_range(1, COUNT):
         squares = tl.fma(keys[key], keys[key], squares)
-    zeros = tl.minimum(tl.abs(like), 0.0)  # also of NaN
+    zeros = tl.max(tl.minimum(tl.abs(like), 0.0), 1, keep_dims=True)  # also of NaN
     return tl.rsqrt(tl.sum(squares[:, None] + zeros, 0) + EPSILON)
 
 

@@ -257,16 +257,16 @@ def _store(
         s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES * RUN)
     for which in tl.static_range(len(slots)):
         slot = slots[which]
-        if scales_ptr is not None:
-            tl.store(scales_ptr + slot * scales_apart, scale, mask=tl.where(slot > 0, in_value, False))
-        for piece in tl.static_range(PIECES):
-            # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
-            mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-            part = ()
-            for row in tl.static_range(RUN):
-                part += (s[piece * RUN + row],)
-            block = _joined(part, RUN).to(ptr.dtype.element_ty)
-            tl.store(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
+        if slot > 0:
+            if scales_ptr is not None:
+                tl.store(scales_ptr + slot * scales_apart, scale, mask=in_value)
+            for piece in tl.static_range(PIECES):
+                mask = _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP)
+                part = ()
+                for row in tl.static_range(RUN):
+                    part += (s[piece * RUN + row],)
+                block = _joined(part, RUN).to(ptr.dtype.element_ty)
+                tl.store(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
 
 
 @triton.jit

@@ -43,10 +43,13 @@ def scale_of(tiles, TOP: tl.constexpr, COUNT: tl.constexpr):
         peak = _larger(peak, tl.abs(tiles[piece]))
     peak = tl.reduce(peak, 0, _larger)
     usable = (peak >= TOP * SMALLEST_SCALE) & (peak < INFINITE)
-    # Both quotients are correctly rounded: the second term mends the first guess, for every digit of a peak.
-    part = tl.div_rn(tl.full(peak.shape, 1.0, tl.float32), peak * 0.25)
-    guess = part * (TOP / 4)
-    inverse = tl.fma(tl.fma(-peak, guess, TOP), part * 0.25, guess)
+    # Quotients are rounded correctly, with fewer instructions than a division: a remainder mends each guess. This was
+    # tried for all 2**23 fractions of a peak, and for reciprocals that are up to 4 units wrong in their last place.
+    quarter = peak * 0.25  # its reciprocal has all digits
+    near = 1.0 / quarter
+    near = tl.fma(tl.fma(-quarter, near, 1.0), near, near)
+    guess = near * (TOP / 4)
+    inverse = tl.fma(tl.fma(-peak, guess, TOP) * 0.25, near, guess)
     guess = peak * (1 / TOP)
     scale = tl.where(usable, tl.fma(tl.fma(guess, -TOP, peak), 1 / TOP, guess), 0.0)
     return tl.where(peak < INFINITE, scale, float("nan")), tl.where(usable, inverse, 0.0)

@@ -14,6 +14,7 @@ NEIGHBOURS = tl.constexpr(SHARED)
 SHIFT = tl.constexpr(12582912.0)  # 1.5 * 2**23: a sum with it is a whole number
 SHIFT_BITS = tl.constexpr(0x4B400000)  # SHIFT as an integer, so the low 16 bits are 0
 HALVES = tl.constexpr(0x80808080)
+RECIPROCAL = tl.constexpr(0xFEF311C7)  # minus the bits of -x: about the bits of 1 / x
 INFINITE = tl.constexpr(float("inf"))
 
 
@@ -45,11 +46,12 @@ def scale_of(tiles, TOP: tl.constexpr, COUNT: tl.constexpr):
     usable = (peak >= TOP * SMALLEST_SCALE) & (peak < INFINITE)
     # Quotients are rounded correctly, with fewer instructions than a division: a remainder mends each guess. This was
     # tried for all 2**23 fractions of a peak, and for reciprocals that are up to 4 units wrong in their last place.
-    quarter = peak * 0.25  # its reciprocal has all digits
-    near = 1.0 / quarter
-    near = tl.fma(tl.fma(-quarter, near, 1.0), near, near)
+    minus = peak * -0.25  # the reciprocal of a quarter has all digits
+    near = (RECIPROCAL - minus.to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True)
+    for _ in tl.static_range(3):
+        near = tl.fma(tl.fma(minus, near, 1.0), near, near)
     guess = near * (TOP / 4)
-    inverse = tl.fma(tl.fma(-peak, guess, TOP) * 0.25, near, guess)
+    inverse = tl.fma(tl.fma(minus, guess, TOP / 4), near, guess)
     guess = peak * (1 / TOP)
     scale = tl.where(usable, tl.fma(tl.fma(guess, -TOP, peak), 1 / TOP, guess), 0.0)
     return tl.where(peak < INFINITE, scale, float("nan")), tl.where(usable, inverse, 0.0)
@@ -96,6 +98,7 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
     """
     EIGHT: tl.constexpr = dtype.primitive_bitwidth == 8
     scale, inverse = scale_of(tiles, 127.0 if EIGHT else 32767.0, COUNT)
+    keep = tl.where(inverse > 0, -1, 0).to(dtype)[None, :]
     found = ()
     for piece in tl.static_range(COUNT):
         if drawn is None:
@@ -105,5 +108,5 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
         else:  # 1.5 * 2**16: the sum is a multiple of 2**-7
             number = tl.fma(tiles[piece], inverse[None, :], 98304.0).to(tl.int32, bitcast=True)
             number = (number + (drawn[piece] >> 1) + 0x400000) >> 7  # the low 16 bits of the constant are 0
-        found += (tl.where(inverse[None, :] > 0, number, 0).to(dtype),)  # 0 also for NaN
+        found += (number.to(dtype) & keep,)
     return found, scale

@@ -257,9 +257,9 @@ def _store(
         s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES * RUN)
     for which in tl.static_range(len(slots)):
         slot = slots[which]
+        if scales_ptr is not None:
+            tl.store(scales_ptr + slot * scales_apart, scale, mask=tl.where(slot > 0, in_value, False))
         if slot > 0:
-            if scales_ptr is not None:
-                tl.store(scales_ptr + slot * scales_apart, scale, mask=in_value)
             for piece in tl.static_range(PIECES):
                 mask = _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP)
                 part = ()

@@ -37,27 +37,6 @@ def _larger(a, b):
 
 
 @triton.jit
-def scale_of(tiles, TOP: tl.constexpr, COUNT: tl.constexpr):
-    """Returns of each row its scale, and the factor TOP / peak (0 if the row is stored as zeros)."""
-    peak = tl.abs(tiles[0])
-    for piece in tl.static_range(1, COUNT):
-        peak = _larger(peak, tl.abs(tiles[piece]))
-    peak = tl.reduce(peak, 0, _larger)
-    usable = (peak >= TOP * SMALLEST_SCALE) & (peak < INFINITE)
-    # Quotients are rounded correctly, with fewer instructions than a division: a remainder mends each guess. This was
-    # tried for all 2**23 fractions of a peak, and for reciprocals that are up to 4 units wrong in their last place.
-    minus = peak * -0.25  # the reciprocal of a quarter has all digits
-    near = (RECIPROCAL - minus.to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True)
-    for _ in tl.static_range(3):
-        near = tl.fma(tl.fma(minus, near, 1.0), near, near)
-    guess = near * (TOP / 4)
-    inverse = tl.fma(tl.fma(minus, guess, TOP / 4), near, guess)
-    guess = peak * (1 / TOP)
-    scale = tl.where(usable, tl.fma(tl.fma(guess, -TOP, peak), 1 / TOP, guess), 0.0)
-    return tl.where(peak < INFINITE, scale, float("nan")), tl.where(usable, inverse, 0.0)
-
-
-@triton.jit
 def draws(chance, length, real, first, like, COUNT: tl.constexpr):
     """Returns the draws of COUNT neighbouring keys of each lane: COUNT tensors `lane row`, of 8 bits each.
 
@@ -97,16 +76,31 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
     `drawn` are the draws of the tile, or None to round to the nearest number.
     """
     EIGHT: tl.constexpr = dtype.primitive_bitwidth == 8
-    scale, inverse = scale_of(tiles, 127.0 if EIGHT else 32767.0, COUNT)
-    keep = tl.where(inverse > 0, -1, 0).to(dtype)[None, :]
+    TOP: tl.constexpr = 127.0 if EIGHT else 32767.0
+    peak = tl.abs(tiles[0])
+    for piece in tl.static_range(1, COUNT):
+        peak = _larger(peak, tl.abs(tiles[piece]))
+    peak = tl.reduce(peak, 0, _larger)
+    # Both quotients are rounded as those of a division, which takes more instructions: a remainder mends each guess.
+    # This was tried for all 2**23 fractions of a peak.
+    guess = peak * (1 / TOP)
+    scale = tl.fma(tl.fma(guess, -TOP, peak), 1 / TOP, guess)
+    minus = peak * -0.25  # the reciprocal of a quarter has all digits
+    near = (RECIPROCAL - minus.to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True)
+    for _ in tl.static_range(3):
+        near = tl.fma(tl.fma(minus, near, 1.0), near, near)
+    guess = near * (TOP / 4)
+    inverse = tl.fma(tl.fma(minus, guess, TOP / 4), near, guess)[None, :]
+    usable = (peak >= TOP * SMALLEST_SCALE) & (peak < INFINITE)
+    keep = tl.where(usable, -1, 0).to(dtype)[None, :]  # zeros also for NaN
     found = ()
     for piece in tl.static_range(COUNT):
         if drawn is None:
-            number = tl.fma(tiles[piece], inverse[None, :], SHIFT).to(tl.int32, bitcast=True)
+            number = tl.fma(tiles[piece], inverse, SHIFT).to(tl.int32, bitcast=True)
         elif EIGHT:  # 1.5 * 2**15: the sum is a multiple of 2**-8
-            number = (tl.fma(tiles[piece], inverse[None, :], 49152.0).to(tl.int32, bitcast=True) + drawn[piece]) >> 8
+            number = (tl.fma(tiles[piece], inverse, 49152.0).to(tl.int32, bitcast=True) + drawn[piece]) >> 8
         else:  # 1.5 * 2**16: the sum is a multiple of 2**-7
-            number = tl.fma(tiles[piece], inverse[None, :], 98304.0).to(tl.int32, bitcast=True)
+            number = tl.fma(tiles[piece], inverse, 98304.0).to(tl.int32, bitcast=True)
             number = (number + (drawn[piece] >> 1) + 0x400000) >> 7  # the low 16 bits of the constant are 0
         found += (number.to(dtype) & keep,)
-    return found, scale
+    return found, tl.where(peak < INFINITE, tl.where(usable, scale, 0.0), float("nan"))

@@ -429,6 +429,7 @@ def _gated_delta_step(
     if seed is not None:
         chance = (seed, layer, ((first_head + head) * VALUE + value) * (KEY // 16))
         length = tl.load(lengths_ptr + row)
+    once = chance if cursor_row_ptr is None else None  # with a tail, states are rounded before they are stored
     s = _tile(
         tile_ptr, read, slot_stride, scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
         KEY_FASTEST, RUN, PIECES,
@@ -587,12 +588,10 @@ def _gated_delta_step(
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
-                drawn = None
-                if cursor_row_ptr is None:
-                    drawn = _drawn(chance, length + offset, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
                 _store(
-                    tile_ptr, (tl.where(offset == t + 1, kept, 0),), slot_stride, s, drawn, scales_at, scales_apart,
-                    index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
+                    tile_ptr, (tl.where(offset == t + 1, kept, 0),), slot_stride, s,
+                    _drawn(once, length + offset, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART),
+                    scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
                 )  # fmt: skip
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
@@ -601,15 +600,13 @@ def _gated_delta_step(
         out_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
         tl.store(out_ptr + out_at, 0.0, mask=in_value)
 
-    drawn = None
     if cursor_row_ptr is not None:
         write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
-    else:
-        drawn = _drawn(chance, length + count, count > 0, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
     _store(
-        tile_ptr, (write, snapshot), slot_stride, s, drawn, scales_at, scales_apart, index, in_value, KEY, KEY_STEP,
-        PIECE_STEP, KEY_STRIDE, RUN, PIECES,
+        tile_ptr, (write, snapshot), slot_stride, s,
+        _drawn(once, length + count, count > 0, s, KEY_FASTEST, LANES, RUN, PIECES, APART),
+        scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
     )  # fmt: skip
 
 

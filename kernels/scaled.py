@@ -14,7 +14,7 @@ NEIGHBOURS = tl.constexpr(SHARED)
 SHIFT = tl.constexpr(12582912.0)  # 1.5 * 2**23: a sum with it is a whole number
 SHIFT_BITS = tl.constexpr(0x4B400000)  # SHIFT as an integer, so the low 16 bits are 0
 HALVES = tl.constexpr(0x80808080)
-RECIPROCAL = tl.constexpr(0xFEF311C7)  # minus the bits of -x: about the bits of 1 / x
+RECIPROCAL = tl.constexpr(-0x10CEE39)  # minus the bits of -x as an integer: about the bits of 1 / x
 INFINITE = tl.constexpr(float("inf"))
 
 
@@ -86,7 +86,7 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
     guess = peak * (1 / TOP)
     scale = tl.fma(tl.fma(guess, -TOP, peak), 1 / TOP, guess)
     minus = peak * -0.25  # the reciprocal of a quarter has all digits
-    near = (RECIPROCAL - minus.to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True)
+    near = (-minus.to(tl.int32, bitcast=True) + RECIPROCAL).to(tl.float32, bitcast=True)
     for _ in tl.static_range(3):
         near = tl.fma(tl.fma(minus, near, 1.0), near, near)
     guess = near * (TOP / 4)

@@ -115,7 +115,7 @@ def _rows(block, COUNT: tl.constexpr):
     if COUNT > 1:
         LANES: tl.constexpr = block.shape[0] // COUNT
         tensors = (block.reshape(LANES, COUNT, block.shape[1]).trans(0, 2, 1),)
-        for level in tl.static_range(3):
+        for level in tl.static_range(4):
             if 1 << level < COUNT:
                 even = ()
                 odd = ()

@@ -50,7 +50,7 @@ def stored(s: Tensor, dtype: torch.dtype, axis: int, drawn: Tensor | None = None
     top = float(TOP[dtype])
     peak = s.abs().amax(axis, keepdim=True)
     usable = (peak >= top * SMALLEST) & peak.isfinite()
-    inverse = torch.where(usable, top / peak, 0.0)
+    inverse = torch.where(usable, torch.full_like(peak, top) / peak, 0.0)  # `top / peak` rounds twice
     x = torch.where(usable, s, 0.0).double() * inverse.double()  # exact
     if drawn is None:
         numbers = x.round()

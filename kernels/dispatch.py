@@ -239,5 +239,5 @@ def choose(name: str, device: torch.device) -> str:
             "backend 'interpreter' needs TRITON_INTERPRET=1 in the environment before memstate is imported"
         )
     if name == "interpreter":
-        interpreter.mend_bounds()
+        interpreter.mend()
     return name

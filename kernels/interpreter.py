@@ -1,4 +1,4 @@
-"""Says whether this process interprets kernels, and mends loops of one version of the interpreter."""
+"""Says whether this process interprets kernels, and mends the interpreter."""
 
 from functools import wraps
 from importlib.util import find_spec
@@ -14,15 +14,20 @@ def interpreted() -> bool | None:
     return bool(knobs.runtime.interpret)
 
 
-def mend_bounds() -> None:
-    """Lets Triton 3.6 interpret a loop whose bound is an argument of the kernel.
+def mend() -> None:
+    """Lets the interpreter round `fma` once, as a GPU does, and Triton 3.6 interpret a loop whose bound is an argument.
 
     The interpreter of Triton 3.6 calls `int` on an array of one element, which numpy 2.4 and later refuse. Triton 3.7
-    and later call `int` on the element, so this function changes no other version.
+    and later call `int` on the element, so the bounds of no other version change.
     """
     import triton
     from triton.runtime import interpreter
 
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        wide = x.data.astype("float64") * y.data + z.data
+        return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = fma
     patch = interpreter._patch_lang_tensor if triton.__version__.startswith("3.6.") else None
     if patch is None or hasattr(patch, "__wrapped__"):
         return

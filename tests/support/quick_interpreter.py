@@ -11,12 +11,12 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter
 
-from memstate.kernels.interpreter import mend_bounds
+from memstate.kernels.interpreter import mend
 
 
 def install() -> None:
     """Makes the interpreter of this process faster. Kernels give the same results."""
-    mend_bounds()  # first: the other changes wrap the mended functions
+    mend()  # first: the other changes wrap the mended functions
     _leave_out_unused_checks()
     _remember_types()
     _remember_blocks()

@@ -129,7 +129,7 @@ def interpreting() -> Iterator[None]:
     if interpreter.interpreted():
         yield
         return
-    interpreter.mend_bounds()
+    interpreter.mend()
     interpreted = cache(InterpretedFunction)
 
     def run(kernel: Any, *args: Any, **given: Any) -> Any:

@@ -10,7 +10,7 @@ PROGRAMS_PER_SM = 4
 MOVED = "unit tiles"  # key of kernels that move tiles: bytes that a lane moves, and tiles of a slot, or of a block
 LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> limit of its values in an int8 block
 MOST_WARPS = 16
-LEAST_VALUES = 16  # values of a delta tile whose warps every tile of the key has, for elements of 4 bytes
+LEAST_VALUES = 16  # fewest values of a delta tile, for elements of 4 bytes; 8 would be added up in another order
 ROW_BYTES = 64  # fewest neighbouring bytes of a state that lanes move together
 SECTOR_BYTES = 32  # bytes that device memory reads or writes at a time
 KEY_LANES = 8  # fewest lanes that share the keys of a value, with keys fastest
@@ -50,6 +50,7 @@ class Config:
     kernel: ClassVar[str]
     key: ClassVar[tuple[str, ...]]
     functions: ClassVar[tuple[Any, ...]] = ()  # of an operation of one's own: what it launches
+    by_rows: ClassVar[bool] = False  # whether launches ask for the configuration of their rows
 
     def __init_subclass__(cls, kernel: str = "", key: str = "") -> None:
         if kernel:
@@ -64,6 +65,11 @@ class Config:
             if not fits or (power and value & (value - 1)):
                 kind = "a power of two" if power else "a whole number"
                 raise ValueError(f"{each.name} {value!r}: expected {kind} from {least} to {most}")
+
+    @property
+    def order(self) -> dict[str, int]:
+        """The values that can change the order of a sum, and so the bits of results."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["bits"]}
 
     @classmethod
     def key_of(cls, *static: int) -> str:
@@ -143,17 +149,18 @@ class Int8Config(Config, kernel="pack_int8", key="reduced inner bytes"):
 
 @dataclass(frozen=True)
 class DeltaConfig(Config, kernel="gated_delta", key="key value bytes key_fastest fp16"):
-    """The launch configuration of the gated delta step. It can change the order in which a sum over keys is added up.
+    """The launch configuration of the gated delta step. `warp_elements` can change the order of a sum over keys.
 
     Args:
         warp_elements: elements of the state that a warp holds, for elements of 4 bytes; twice as many for elements of 2
             bytes. So 2048 are 8 KB, in 64 fp32 hardware registers of a lane, or 128 for elements of 2 bytes.
         block_value: values of each key in a program, for elements of 4 bytes; twice as many for elements of 2 bytes.
-            So 16 values are 64 bytes, whole memory sectors.
+            So 16 values are 64 bytes, whole memory sectors. Many values suit many rows, whose programs fill a device.
     """
 
+    by_rows: ClassVar[bool] = True
     warp_elements: int = axis(2048, 1024, 4096, 512, least=128, most=8192, bits=True)
-    block_value: int = axis(16, 8, 32, 64, least=4, most=128, bits=True)
+    block_value: int = axis(LEAST_VALUES, 32, 64, least=LEAST_VALUES, most=128)
 
     def blocks(self, key: int, value: int, itemsize: int) -> tuple[int, int, int]:
         """Returns the keys and values of one tile (powers of two), and the warps that hold it.
@@ -163,10 +170,11 @@ class DeltaConfig(Config, kernel="gated_delta", key="key value bytes key_fastest
             value: values of a head.
             itemsize: bytes that an element of the state counts as, up to 8.
         """
-        block_k, block_v = _power_above(key), min(4 * self.block_value // itemsize, _power_above(value))
-        least = min(4 * LEAST_VALUES // itemsize, block_v)  # so a lane has as many keys, whatever the block is
-        warps = max(1, block_k * least * itemsize // (4 * self.warp_elements)) * (block_v // least)
-        return block_k, block_v, min(MOST_WARPS, warps)
+        block_k, least = _power_above(key), min(4 * LEAST_VALUES // itemsize, _power_above(value))
+        warps = min(MOST_WARPS, max(1, block_k * least * itemsize // (4 * self.warp_elements)))
+        # as many warps for `least` values in every tile, so that a lane has the same keys
+        times = min(self.block_value // LEAST_VALUES, _power_above(value) // least, MOST_WARPS // warps)
+        return block_k, least * times, warps * times
 
 
 def shares(

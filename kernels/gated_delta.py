@@ -676,7 +676,8 @@ def gated_delta_step(
     if launched_again(checked, tensors):
         return out
     keys, values, itemsize, key_fastest, _ = static = key_sizes(state)
-    grid, (unit, block_k, block_v, warps) = tiling(state, static, config_of(DeltaConfig, state.device, *static))
+    config = config_of(DeltaConfig, state.device, *static, rows=batch)
+    grid, (unit, block_k, block_v, warps) = tiling(state, static, config)
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps, warp_threads())
     numbers = (
         max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), state.stride(0) // unit,

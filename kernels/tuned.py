@@ -30,21 +30,23 @@ class Found(NamedTuple):
         config: the configuration that launches take.
         file: path of the file that has it, "default" or "trial".
         why: why an entry of a file was not used, with the name of the file; "" if none was skipped.
+        rows: rows of a launch from which on the file has this configuration.
     """
 
     config: Config
     file: str
     why: str = ""
+    rows: int = 1
 
 
 C = TypeVar("C", bound=Config)
 DEFAULT, TRIAL = "default", "trial"  # files of configurations that no file has
-# (kernel, key, device) -> what launches found; the last one was asked last
-ASKED: dict[tuple[str, str, str], Found] = {}
+# (kernel, key, device, rows of what was found) -> what launches found; the last one was asked last
+ASKED: dict[tuple[str, str, str, int], Found] = {}
 _trial: list[Config] = []  # configurations on trial: the last one of a kernel wins over every table
 
 
-def look_up(kind: type[Config], key: str, device: str, architecture: str = "") -> Found:
+def look_up(kind: type[Config], key: str, device: str, architecture: str = "", rows: int = 1) -> Found:
     """Returns the configuration on trial, that of the device's file, or the default.
 
     Args:
@@ -52,6 +54,7 @@ def look_up(kind: type[Config], key: str, device: str, architecture: str = "") -
         key: key of the launches.
         device: name of the device, which need not be here.
         architecture: architecture of the device; "" if it is not known, and then not compared.
+        rows: rows of the launch.
 
     Raises:
         ValueError: a file is invalid; says its name, the key and the numbers.
@@ -61,10 +64,11 @@ def look_up(kind: type[Config], key: str, device: str, architecture: str = "") -
             return Found(config, TRIAL)
     if kind.kernel not in CONFIGS:
         return Found(kind(), DEFAULT, "not registered, so no file counts: call register()")
-    found, file, skipped = kind(), DEFAULT, dict[Path, str]()
-    for config, made, path in entries_of(device).get((kind.kernel, key), ()):
+    found, skipped = Found(kind(), DEFAULT), dict[Path, str]()
+    for configs, made, path in entries_of(device).get((kind.kernel, key), ()):
         if not (why := why_stale(kind, made, architecture)):
-            found, file = config, str(path)
+            held = max(least for least in configs if least <= rows)
+            found = Found(configs[held], str(path), rows=held)
             skipped.pop(path, None)  # a file may have an entry for each release of Triton
             if "source" not in made:
                 _tell(logging.INFO, path, "used", "the source of its kernels is not known")
@@ -72,20 +76,21 @@ def look_up(kind: type[Config], key: str, device: str, architecture: str = "") -
         skipped[path] = why
     for path, why in skipped.items():
         _tell(logging.WARNING, path, "not used", why)
-    return Found(found, file, "; ".join(f"{path.name} not used: {why}" for path, why in skipped.items()))
+    return found._replace(why="; ".join(f"{path.name} not used: {why}" for path, why in skipped.items()))
 
 
-def _asked(kind: type[Config], device: torch.device, static: tuple[int, ...]) -> Found:
+def _asked(kind: type[Config], device: torch.device, static: tuple[int, ...], rows: int = 1) -> Found:
     """Looks up the configuration of a launch, and records what was found."""
-    asked = kind.kernel, kind.key_of(*static), device_name(device)
-    ASKED.pop(asked, None)
-    ASKED[asked] = found = look_up(kind, *asked[1:], architecture(device))
+    kernel, key, name = kind.kernel, kind.key_of(*static), device_name(device)
+    found = look_up(kind, key, name, architecture(device), rows)
+    ASKED.pop((kernel, key, name, found.rows), None)
+    ASKED[kernel, key, name, found.rows] = found
     return found
 
 
 def last_key(kernel: str) -> str:
     """Returns the key of the last look-up of a kernel that was not a repetition; "" without one."""
-    return next((key for asked, key, _ in reversed(ASKED) if asked == kernel), "")
+    return next((key for asked, key, *_ in reversed(ASKED) if asked == kernel), "")
 
 
 @cache
@@ -95,28 +100,29 @@ def _tell(level: int, path: Path, what: str, why: str) -> None:
 
 
 @cache
-def config_of(kind: type[C], device: torch.device, *static: int) -> C:
+def config_of(kind: type[C], device: torch.device, *static: int, rows: int = 1) -> C:
     """Returns the configuration of a kernel on a device. Only the first call with the same arguments reads files.
 
     Args:
         kind: class of the kernel's configurations.
         device: device of the launch.
         static: sizes that make the key, in the order of `kind.key`.
+        rows: rows of the launch.
 
     Raises:
         ValueError: a file is invalid; says its name, the key and the numbers.
 
     Syncs: no.
     """
-    return _asked(kind, device, static).config  # type: ignore[return-value]  # of this kind
+    return _asked(kind, device, static, rows).config  # type: ignore[return-value]  # of this kind
 
 
 @cache
 def launch_of(kind: type[C], device: torch.device, *static: int) -> tuple[int, C]:
     """Returns (programs, configuration) of a launch whose programs take items in turn; see `config_of`."""
-    config, file, _ = _asked(kind, device, static)
-    whole: Any = config
-    return programs(device) if file == DEFAULT else whole.programs_per_sm * multiprocessors(device), whole
+    found = _asked(kind, device, static)
+    whole: Any = found.config
+    return programs(device) if found.file == DEFAULT else whole.programs_per_sm * multiprocessors(device), whole
 
 
 @contextmanager

@@ -6,7 +6,10 @@ read from two folders:
     $MEMSTATE_TUNED   the user's files; without it memstate/tuned in $XDG_CONFIG_HOME, or else in ~/.config
     tuned/            beside this module: the shipped files
 
-The user's entry wins over a shipped entry with the same key. A file that was not timed changes nothing.
+The user's entries win over shipped entries with the same key. A file that was not timed changes nothing.
+
+An entry with `rows` holds from so many rows on, in place of the entry of its key without; its value is that of so many
+rows. Results of a row do not depend on its batch, so the two may differ only in axes that change no bits.
 
 An entry says with which release of Triton, on which architecture and from which source of the kernel it was measured.
 What an entry does not say is not compared: files of format 1 say versions only.
@@ -42,11 +45,13 @@ LATER = ("key_fastest", "fp16")  # parts that older keys do not have
 FILE_KEYS = {
     "format": int, "device": str, "date": str, "versions": dict, "timed": bool, "yardstick": dict, "entries": list,
 }  # fmt: skip
-ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool, "made": dict}
+ENTRY_KEYS = {
+    "kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool, "made": dict, "rows": int,
+}  # fmt: skip
 INSTALLED = tuple(os.path.realpath(get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib"))
 MADE = dict.fromkeys(("date", "torch", "triton", "architecture", "source"), str)  # what an entry says of its making
 
-Entry = tuple[Config, Mapping[str, str], Path]  # a configuration, with what it was measured (`MADE`), its file
+Entry = tuple[dict[int, Config], Mapping[str, str], Path]  # rows -> configuration from there on; `MADE`; its file
 Table = dict[tuple[str, str], list[Entry]]  # (kernel, key) -> entries, the one to prefer first
 
 
@@ -99,7 +104,11 @@ def configurations(path: Path, device: str) -> Table:
             config = CONFIGS[entry["kernel"]](**entry["config"])
         except (KeyError, TypeError, ValueError):  # a kernel that is not registered here, or has changed
             continue
-        table.setdefault((entry["kernel"], entry["key"]), []).append((config, entry["made"], path))
+        entries, rows, made = table.setdefault((entry["kernel"], entry["key"]), []), entry.get("rows", 1), entry["made"]
+        if rows == 1:
+            entries.append(({1: config}, made, path))
+        else:
+            next(configs for configs, with_, _ in entries if with_ == made)[rows] = config
     return table
 
 
@@ -112,9 +121,9 @@ def read(path: Path) -> dict[str, Any]:
     if isinstance(record, dict) and record.get("format", 1) not in FORMATS:
         raise ValueError(f"{path}: format {record['format']!r}, expected 1 or 2: run `memstate tune` again")
     _require_keys(f"{path}", record, FILE_KEYS, optional=("yardstick",))
-    seen = set()
+    seen: dict[tuple[Any, ...], dict[int, Config]] = {}
     for number, entry in enumerate(record["entries"]):
-        _require_keys(f"{path}: entry {number}", entry, ENTRY_KEYS, optional=("made",))
+        _require_keys(f"{path}: entry {number}", entry, ENTRY_KEYS, optional=("made", "rows"))
         kernel, key = entry["kernel"], entry["key"]
         where = f"{path}: {kernel}, {key}"
         # an entry that stayed in the file has a date and versions of its own
@@ -122,17 +131,23 @@ def read(path: Path) -> dict[str, Any]:
         _require_keys(f"{where}: made", made, MADE, optional=tuple(MADE))
         if not entry["checked"]:
             raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
-        if kernel not in CONFIGS or CONFIGS[kernel].functions:  # memstate does not know its keys and axes
+        kind, rows = CONFIGS.get(kernel, Config), entry.get("rows", 1)
+        if rows < 1 or (rows > 1 and not kind.by_rows):
+            raise ValueError(f"{where}: rows {rows}, expected 1{' or more' * kind.by_rows}")
+        if kernel not in CONFIGS or kind.functions:  # memstate does not know its keys and axes
             continue
-        entry["key"] = key = _whole(CONFIGS[kernel].key, key)
-        if not key or (one := (kernel, key, *sorted(made.items()))) in seen:
-            raise ValueError(f"{where}: expected each key once, with numbers for {', '.join(CONFIGS[kernel].key)}")
-        seen.add(one)
-        _require_keys(where, entry["config"], dict.fromkeys((each.name for each in fields(CONFIGS[kernel])), int))
+        entry["key"] = key = _whole(kind.key, key)
+        alike = seen.setdefault((kernel, key, *sorted(made.items())), {})
+        if not key or rows in alike:
+            raise ValueError(f"{where}: expected each key once, with numbers for {', '.join(kind.key)}")
+        _require_keys(where, entry["config"], dict.fromkeys((each.name for each in fields(kind)), int))
         try:
-            CONFIGS[kernel](**entry["config"])
+            alike[rows] = config = kind(**entry["config"])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
+        if rows > 1 and (1 not in alike or alike[1].order != config.order):
+            order = ", ".join(config.order)
+            raise ValueError(f"{where}: rows {rows}: expected an entry without rows before it, with the same {order}")
     return dict(record, format=FORMATS[-1])
 
 

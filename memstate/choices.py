@@ -34,7 +34,8 @@ class LaunchChoice(NamedTuple):
         kernel: The name of the kernel.
         key: The static sizes of the launches, by which files name configurations.
         configuration: The values of the configuration.
-        file: The file that has it, "default" or "trial", and why an entry of a file was not used.
+        file: The file that has it, "default" or "trial"; from how many rows on, if the file has another configuration
+            for fewer; and why an entry of a file was not used.
         programs: Programs of a decode launch at the batch; None for other kernels, and without states.
     """
 
@@ -85,7 +86,7 @@ def explain(
     if states is None:
         if (batch, ranks, ssm_dtype) != (1, 1, None):
             raise InvalidArgument(f"batch={batch}, ranks={ranks}, ssm_dtype={ssm_dtype}: expected states with them")
-        asked = [_choice(kernel, key, found) for (kernel, key, of), found in tuned.ASKED.items() if of == device]
+        asked = [_choice(kernel, key, found) for (kernel, key, of, _), found in tuned.ASKED.items() if of == device]
         so_far = "" if asked else ": nothing was launched"
         return Table(asked, f"what launches on {device} have taken so far{so_far}", grouped=2)
     if isinstance(states, Kernel):
@@ -107,7 +108,7 @@ def _rows(planes: Planes, batch: int, device: str, architecture: str) -> Iterato
 
     for kernel, sizes, tiling in _launches(planes, 64 if device.startswith("AMD") else 32):
         key = CONFIGS[kernel].key_of(*sizes)
-        found = tuned.look_up(CONFIGS[kernel], key, device, architecture)
+        found = tuned.look_up(CONFIGS[kernel], key, device, architecture, batch)
         yield _choice(kernel, key, found, batch * prod(tiling(found.config)[0]) if tiling else None)
     if set(planes) == MAMBA3:  # its kernel has one configuration
         heads, dim, state = planes["ssm"].shape[2:]
@@ -117,7 +118,8 @@ def _rows(planes: Planes, batch: int, device: str, architecture: str) -> Iterato
 
 def _choice(kernel: str, key: str, found: tuned.Found, programs: int | None = None) -> LaunchChoice:
     options = " ".join(f"{name}={value}" for name, value in vars(found.config).items())
-    return LaunchChoice(kernel, key, options, "; ".join(filter(None, found[1:])), programs)
+    rows = f"from {found.rows:,} rows" if found.rows > 1 else ""
+    return LaunchChoice(kernel, key, options, "; ".join(filter(None, (found.file, rows, found.why))), programs)
 
 
 def _launches(planes: Planes, threads: int) -> Iterator[Launch]:

@@ -16,7 +16,7 @@ from memstate.kernels import tuned, tuned_files
 from memstate.kernels.configs import DeltaConfig, GatherConfig
 from memstate.kernels.own import Kernel
 from memstate.state.presets import CHECKPOINTS
-from tests.kernels.test_tuned import folders, record, write
+from tests.kernels.test_tuned import deltas, folders, record, write
 from tests.support.refusals import refusals
 from tests.support.sampling import PROOF
 from tests.support.sources import ROOT
@@ -65,6 +65,14 @@ def test_a_row_has_the_configuration_and_its_file(folders: tuple[Path, Path]) ->
     text = " ".join(str(table).split())  # nothing is cut
     assert "run `memstate tune` again" in text and f"what launches of qwen3_next take on {H100}, batch 1" in text
     assert dict(tuned.ASKED) == {}  # what is explained was not launched
+
+
+def test_a_row_has_the_configuration_of_the_batch(folders: tuple[Path, Path]) -> None:
+    path = write(folders[1], deltas((1, DeltaConfig()), (64, DeltaConfig(block_value=64))) | {"device": H100}, H100)
+    for batch, block, file in ((8, 16, str(path)), (64, 64, f"{path}; from 64 rows")):
+        programs = batch * 32 * 128 // block
+        row = of("gated_delta", ms.explain("qwen3_next", batch, device=H100))
+        assert row[2:] == (f"warp_elements=2048 block_value={block}", file, programs)
 
 
 def test_without_states_it_says_what_launches_of_this_process_have_taken(folders: tuple[Path, Path]) -> None:

@@ -269,7 +269,8 @@ def test_a_launch_takes_what_a_file_has_for_its_key(tmp_path: Path, monkeypatch:
     kernel.register()
     for size in (208, 207):
         kernel(state=torch.zeros(1, size, device=DEVICE))
-    assert taken == [(256, 2), (128, 1)] and [*tuned.ASKED][-2:] == [("noted", f"size={n}", NAME) for n in (208, 207)]
+    assert taken == [(256, 2), (128, 1)]
+    assert [*tuned.ASKED][-2:] == [("noted", f"size={n}", NAME, 1) for n in (208, 207)]
     with trying(kernel.kind(BLOCK=128, warps=2)):
         kernel(state=torch.zeros(1, 208, device=DEVICE))
     assert taken[2:] == [(128, 2)]

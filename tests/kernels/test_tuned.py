@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,15 @@ from memstate.kernels.tuned import launch_of, trying
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, moved, packet_of
+from tests.kernels.test_gated_delta import build
+from tests.support.decode_case import Row
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 NAME = tuned.device_name(DEVICE)
 ODD = CopyConfig(entries=16, lanes=256, warps=2, programs_per_sm=3)
 UNIT, TILES = 16, 5
 KEY = CopyConfig.key_of(UNIT, TILES)
+DELTA, WIDE = DeltaConfig.key_of(128, 128, 4, False, False), DeltaConfig(block_value=64)
 
 
 @pytest.fixture(autouse=True)
@@ -104,24 +107,58 @@ def test_a_delta_step_asks_for_the_order_and_the_dtype_of_its_state(folders: tup
     assert found == [32, 16, 16] and tuned.last_key("gated_delta") == keys[2]
 
 
+def deltas(*entries: tuple[int, DeltaConfig], **made: str) -> dict[str, Any]:
+    """Returns the content of a file with entries of one key of delta steps: (rows, configuration)."""
+    (entry,) = record()["entries"]
+    entry |= {"kernel": "gated_delta", "key": DELTA, "made": made}
+    return record(entries=[entry | {"rows": rows, "config": asdict(config)} for rows, config in entries])
+
+
+def found(*batches: int) -> list[tuple[int, int]]:
+    """Returns the configurations of delta steps of these batches."""
+    configs = (tuned.config_of(DeltaConfig, DEVICE, 128, 128, 4, False, False, rows=batch) for batch in batches)
+    return [(config.warp_elements, config.block_value) for config in configs]
+
+
+def test_an_entry_holds_from_its_rows_on_and_all_of_a_key_come_from_one_file(folders: tuple[Path, Path]) -> None:
+    shipped, user = folders
+    write(shipped, deltas((1, DeltaConfig()), (64, WIDE)))
+    assert found(1, 63, 64, 1000) == [(2048, 16), (2048, 16), (2048, 64), (2048, 64)]
+    assert [(rows, each.config.block_value) for (*_, rows), each in tuned.ASKED.items()] == [(1, 16), (64, 64)]
+    write(user, deltas((1, DeltaConfig(warp_elements=1024))))
+    assert found(8, 64) == [(1024, 16)] * 2  # with the 64 of the shipped file, results would depend on the batch
+    content = deltas((1, DeltaConfig(warp_elements=512)), (64, DeltaConfig(512, 64)), triton="3.0.0")
+    content["entries"] += deltas((1, DeltaConfig()), (8, DeltaConfig(block_value=32)))["entries"]
+    write(user, content)
+    assert found(7, 8, 64) == [(2048, 16), (2048, 32), (2048, 32)]  # entries of another Triton do not mix with them
+
+
+def test_a_launch_asks_with_its_rows(folders: tuple[Path, Path], generator: torch.Generator) -> None:
+    write(folders[1], deltas((1, DeltaConfig()), (2, WIDE)))
+    for rows in ([Row(1, 1)], [Row(1, 1), Row(2, 2)]):
+        backend = Backend("auto", DEVICE)
+        build(backend, generator, rows, dims=(1, 1, 128, 128)).step(backend)
+    assert [(rows, each.config.block_value) for (*_, rows), each in tuned.ASKED.items()] == [(1, 16), (2, 64)]
+
+
 def test_look_ups_are_recorded_with_the_file_that_has_the_entry(folders: tuple[Path, Path]) -> None:
-    assert taken() == CopyConfig() and dict(tuned.ASKED) == {("copy", KEY, NAME): (CopyConfig(), "default", "")}
+    assert taken() == CopyConfig() and dict(tuned.ASKED) == {("copy", KEY, NAME, 1): (CopyConfig(), "default", "", 1)}
     path = write(folders[1], record())
-    assert taken() == ODD and dict(tuned.ASKED) == {("copy", KEY, NAME): (ODD, str(path), "")}
+    assert taken() == ODD and dict(tuned.ASKED) == {("copy", KEY, NAME, 1): (ODD, str(path), "", 1)}
     with trying(CopyConfig(warps=8)):
         assert tuned.last_key("copy") == ""  # a trial starts without look-ups, and its own are forgotten
         assert taken(64) == CopyConfig(warps=8)
-        assert list(tuned.ASKED.values()) == [(CopyConfig(warps=8), "trial", "")]
+        assert list(tuned.ASKED.values()) == [(CopyConfig(warps=8), "trial", "", 1)]
     taken(64)
-    assert [key for _, key, _ in tuned.ASKED] == [KEY, tuned.last_key("copy")] == [KEY, "unit=16,tiles=64"]
+    assert [key for _, key, *_ in tuned.ASKED] == [KEY, tuned.last_key("copy")] == [KEY, "unit=16,tiles=64"]
     old = write(folders[1], record(versions={"triton": "3.0.0"}))
     other = write(folders[0], record(CopyConfig(warps=2)))
     taken()
     why = f"{old.name} not used: measured with Triton 3.0.0, this is {triton.__version__}: run `memstate tune` again"
-    assert dict(tuned.ASKED) == {("copy", KEY, NAME): (CopyConfig(warps=2), str(other), why)}
+    assert dict(tuned.ASKED) == {("copy", KEY, NAME, 1): (CopyConfig(warps=2), str(other), why, 1)}
     with pytest.raises(ValueError, match="remove the file"):
         tuned.look_up(CopyConfig, KEY, NAME.upper())
-    assert tuned.look_up(CopyConfig, KEY, "NVIDIA of nobody") == (CopyConfig(), "default", "")
+    assert tuned.look_up(CopyConfig, KEY, "NVIDIA of nobody") == (CopyConfig(), "default", "", 1)
 
 
 def test_an_architecture_that_is_not_known_is_not_compared(folders: tuple[Path, Path]) -> None:
@@ -293,6 +330,10 @@ def entry_with(**changes: Any) -> dict[str, Any]:
     return content
 
 
+def deltas_from(*rows: int, **changes: int) -> dict[str, Any]:
+    return deltas((1, DeltaConfig()), *((least, replace(WIDE, **changes)) for least in rows))
+
+
 def config_with(**changes: Any) -> dict[str, Any]:
     return entry_with(config=asdict(ODD) | changes)
 
@@ -318,6 +359,15 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (entry_with(made={"commit": "a"}), "unit=16,tiles=8: made: has commit, date; expected date, torch, triton"),
         (entry_with(made={"triton": 3}), "made: triton 3, expected str"),
         (config_with(stages=3), "copy, unit=16,tiles=8: has .*stages.*; expected programs_per_sm, warps"),
+        (deltas_from(8, 8), f"gated_delta, {DELTA}: expected each key once"),
+        (
+            deltas_from(8, warp_elements=1024),
+            f"{DELTA}: rows 8: expected an entry without rows before it, with the same warp_elements",
+        ),
+        (deltas((8, WIDE)), f"{DELTA}: rows 8: expected an entry without rows before it"),
+        (deltas_from(0), f"gated_delta, {DELTA}: rows 0, expected 1 or more"),
+        (deltas_from(True), "rows True, expected int"),
+        (entry_with(rows=2), "copy, unit=16,tiles=8: rows 2, expected 1$"),
         (entry_with(config={"lanes": 4096}), "has lanes; expected programs_per_sm, warps, entries, lanes"),
     ],
 )

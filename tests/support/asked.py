@@ -95,7 +95,7 @@ def asked(model: Model, plain: Model) -> tuple[set[tuple[str, str]], set[tuple[s
         }  # planes of a workload ask for it when they are made
     steps = {f"_{kernel}_step": kernel for kernel in STEPS}
     programs = {(steps[of], prod(each.grid)) for each in launches if (of := each.kernel.__name__) in steps}
-    return {(kernel, key) for kernel, key, _ in found}, programs
+    return {(kernel, key) for kernel, key, *_ in found}, programs
 
 
 def main(every: int) -> None:

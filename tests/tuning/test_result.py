@@ -1,5 +1,6 @@
 """Tests what a sweep returns: the best configurations, the table, the document and the pictures."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,16 @@ from typing import Any
 import pytest
 
 from memstate.errors import InvalidArgument
-from memstate_tools.tuning import Sweep
+from memstate.kernels import tuned_files
+from memstate.kernels.configs import LEAST_VALUES, DeltaConfig
+from memstate_tools.tuning import Sweep, Trial
 from memstate_tools.tuning.cost import UNIT
 from memstate_tools.tuning.plot import require_plot
+from tests.support import swept
+from tests.support.sources import ROOT
 from tests.support.swept import outcome_of
+
+folder = swept.folder
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,45 @@ def test_each_key_has_a_best_configuration() -> None:
     assert outcome_of(None, None).best == []
     near = outcome_of(1.0, 1.01)
     assert near.ordered == near.trials  # the chosen one first, though the other one is faster
+
+
+def on_h100() -> Sweep:
+    """Returns what an H100 has measured of the gated delta step, in configurations that still exist."""
+    proofs = json.loads((ROOT / "benchmarks/results/nvidia-h100-80gb-hbm3/proofs.json").read_text())
+    names = ("kernel", "key", "checked", "value", "unit", "why", "details")
+    trials = [
+        Trial(**{name: each[name] for name in names}, config=DeltaConfig(**each["config"]), micros=each["us"])
+        for each in proofs["sweep"]["trials"] if each["config"].get("block_value", 0) >= LEAST_VALUES
+    ]  # fmt: skip
+    return Sweep("NVIDIA H100 80GB HBM3", True, trials)
+
+
+def at(trial: Trial, batch: int, factor: float) -> Trial:
+    """Returns a trial with another rate of a batch."""
+    name = f"gated delta, {batch}"
+    return replace(trial, details={**trial.details, name: factor * trial.details[name]})
+
+
+def test_a_second_configuration_of_a_key_holds_from_the_rows_where_it_is_clearly_better(folder: Path) -> None:
+    outcome = on_h100()
+    plain, wide = outcome.trials[0], outcome.trials[5]
+    assert wide.config == DeltaConfig(block_value=64)
+    assert [(each.config, each.rows) for each in outcome.best] == [(plain.config, 1), (wide.config, 64)]
+    assert [outcome.marks(each) for each in (plain, wide)] == [["chosen", "default"], ["chosen from 64 rows"]]
+    path = outcome.store(folder)
+    values = [each["value"] for each in tuned_files.read(path)["entries"]]
+    assert values == pytest.approx([plain.value, wide.details["gated delta, 64"]])
+    shipped = tuned_files.read(ROOT / "kernels" / "tuned" / path.name)["entries"]
+    assert values == pytest.approx([each["value"] for each in shipped if each["kernel"] == "gated_delta"])
+    for trials, rows in (
+        ([plain, at(wide, 64, 0.93)], []),  # better, but not clearly
+        ([plain, at(wide, 8, 1.25)], [8]),
+        ([plain, at(at(wide, 1, 1.2), 64, 0.93)], []),  # clearly better for few rows only
+        ([plain, replace(wide, config=DeltaConfig(1024, 64))], []),  # may have other bits
+        ([plain, replace(wide, value=None)], []),
+        ([replace(each, unit=UNIT) for each in (plain, wide)], []),
+    ):
+        assert [each.rows for each in replace(outcome, trials=trials).best[1:]] == rows
 
 
 def test_the_table_has_the_best_first_and_the_excluded_last() -> None:
@@ -79,6 +125,10 @@ def test_bars_mark_the_chosen_and_the_default(tmp_path: Path) -> None:
     assert axes.get_xlabel() == "device time of a call, us"
     (axes,) = outcome_of(2.0, 1.97, timed=False).plot().axes
     assert [bar.get_width() for bar in axes.patches] == [1.97, 2.0]  # the shortest first, whichever is chosen
+    (axes,) = on_h100().plot().axes
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    chosen = [bar.get_facecolor() for bar, name in zip(axes.patches, names, strict=True) if "(chosen" in name]
+    assert len(chosen) == 2 and chosen[0] == chosen[1] != axes.patches[-2].get_facecolor()
     figure.savefig(tmp_path / "sweep.svg")
     assert (tmp_path / "sweep.svg").stat().st_size > 1000
 

@@ -69,7 +69,7 @@ def plot(outcome: Result, kind: str = "bars") -> "Figure":
 def _bars(axes: "Axes", trials: list[Trial], outcome: Result) -> None:
     shown = sorted((trial for trial in trials if trial.value is not None), key=_length)
     noted = [outcome.marks(trial) for trial in shown]
-    colours = [COLOURS[next(iter(notes), "")] for notes in noted]
+    colours = [COLOURS[next(iter(notes), "").partition(" ")[0]] for notes in noted]
     axes.barh(range(len(shown)), [_length(trial) for trial in shown], color=colours, height=0.75)
     said = [f" ({', '.join(notes)})" if notes else "" for notes in noted]
     names = [f"{trial.text}{notes}" for trial, notes in zip(shown, said, strict=True)]

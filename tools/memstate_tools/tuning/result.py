@@ -1,8 +1,9 @@
 """Holds the trials of a sweep, and chooses the best ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
+from statistics import geometric_mean
 from typing import Any
 
 from memstate.cli.units import measured
@@ -10,6 +11,7 @@ from memstate.kernels.configs import Config
 from memstate.sheet import Shown, Table
 
 MARGIN = 1.02  # a configuration is better than the default only if it is better by this factor
+MARGIN_OF_ROWS = 1.05  # the same for a second configuration of a key, which is one more to compile
 RATE = "bytes/s"
 
 
@@ -27,6 +29,7 @@ class Trial:
         why: Reason why it is excluded; empty if it is not.
         details: Figures from which the value was computed.
         micros: Device time of a call, the geometric mean over operations and batches; None if it was not timed.
+        rows: Rows from which on launches take it, if they take another one for fewer; the value is that of so many.
     """
 
     kernel: str
@@ -38,12 +41,21 @@ class Trial:
     why: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     micros: float | None = None
+    rows: int = 1
 
     @property
     def goodness(self) -> float:
         """Number that ranks trials: more is better, and 0 is excluded."""
         value = self.value or 0.0
         return value if self.unit == RATE or not value else 1 / value
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """Batch -> bytes per second, the geometric mean over operations, of a trial that was timed."""
+        found: dict[int, list[float]] = {}
+        for name, rate in self.details.items():
+            found.setdefault(int(name.rpartition(", ")[2]), []).append(rate)
+        return {batch: geometric_mean(found[batch]) for batch in sorted(found)}
 
     @property
     def is_default(self) -> bool:
@@ -87,7 +99,8 @@ class Result(Shown):
     def best(self) -> list[Trial]:
         """The best trial of each kernel and key, unless all are excluded.
 
-        The default is chosen unless another one is better by a margin, because times differ from run to run.
+        The default is chosen unless another one is better by a margin, because times differ from run to run. If another
+        one is better for many rows, it comes next, with its `rows`.
         """
         chosen = []
         order = list(dict.fromkeys(map(_key, self.trials)))
@@ -95,8 +108,8 @@ class Result(Shown):
             left = sorted((trial for trial in trials if trial.value), key=lambda trial: -trial.goodness)
             default = next((trial for trial in left if trial.is_default), None)
             if default and left[0].goodness <= MARGIN * default.goodness:
-                left = [default]
-            chosen += left[:1]
+                left.insert(0, default)
+            chosen += left[:1] + _for_many_rows(left)
         return chosen
 
     @property
@@ -121,8 +134,9 @@ class Result(Shown):
         )
 
     def marks(self, trial: Trial) -> list[str]:
-        """Returns the marks of a trial: "chosen", "default", both or none."""
-        return [name for name, holds in (("chosen", trial in self.best), ("default", trial.is_default)) if holds]
+        """Returns the marks of a trial: "chosen", perhaps with its rows, "default", both or none."""
+        rows = [each.rows for each in self.best if each.details is trial.details]
+        return [f"chosen from {each} rows" if each > 1 else "chosen" for each in rows] + ["default"] * trial.is_default
 
     def table(self) -> Table[dict[str, Any]]:
         """Returns one row for each trial, in the order of `ordered`."""
@@ -149,3 +163,20 @@ class Result(Shown):
 
 def _key(trial: Trial) -> tuple[str, str]:
     return trial.kernel, trial.key
+
+
+def _for_many_rows(left: Sequence[Trial]) -> list[Trial]:
+    """Returns the best trial of the largest batch, with the rows from which on it is better than the first by a margin.
+
+    The two differ only in axes that change no bits. Returns nothing if there are no such rows.
+
+    Args:
+        left: Trials of a key; the first one is chosen for few rows.
+    """
+    if not (left and left[0].config.by_rows and left[0].unit == RATE):
+        return []
+    alike, before = (trial for trial in left if trial.config.order == left[0].config.order), left[0].rates
+    best = max(alike, key=lambda trial: trial.rates[max(before)])
+    slow = [batch for batch, rate in best.rates.items() if rate <= MARGIN_OF_ROWS * before[batch]]
+    rows = min((batch for batch in before if batch > max(slow, default=1)), default=0)
+    return [replace(best, rows=rows, value=best.rates[rows])] if rows else []

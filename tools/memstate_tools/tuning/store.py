@@ -127,4 +127,5 @@ def _entry(trial: Trial) -> dict[str, Any]:
     return {
         "kernel": trial.kernel, "key": trial.key, "config": asdict(trial.config),
         "value": trial.value, "unit": trial.unit, "checked": trial.checked,
+        **({"rows": trial.rows} if trial.rows > 1 else {}),
     }  # fmt: skip

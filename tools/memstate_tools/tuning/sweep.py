@@ -272,8 +272,8 @@ class _Timing:
         value = geometric_mean(rates.values())  # the geometric mean gives few and many slots the same weight
         trial = Trial(kernel, key, config, True, value, RATE, "", rates, micros)
         self._default = value if trial.is_default else self._default
-        # a configuration that may be chosen must neither spill nor move few bytes at a time
-        if value >= self._default and self._compiler and self.architecture in TARGETS:  # compiles, which is slow
+        # what may be chosen must neither spill nor move few bytes at a time; others are not compiled, which is slow
+        if (value >= self._default or config.by_rows) and self._compiler and self.architecture in TARGETS:
             why = self._compiler.cost(config).why
             trial = replace(trial, value=None, micros=None, why=why) if why else trial
         return trial

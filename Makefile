@@ -109,7 +109,7 @@ proof: $(DEV) ## which cases of make test are dear, then every case of every tes
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore tests/proof/test_injection.py $(ARGS)
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/proof/test_injection.py
 	$(TEST_ENV) $(BIN)/python -m tests.proof.exhaustive --seconds 300 --workers $(WORKERS)
-	$(TEST_ENV) $(BIN)/python -m tests.proof.compiled_run --workers $(WORKERS)
+	$(TEST_ENV) $(BIN)/python -m tests.proof.compiled_run --whole --workers $(WORKERS)
 
 mutate: $(DEV) ## let mutmut change the tracking rules and the reference kernels, and list what no test notices; half an hour
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mutate]"

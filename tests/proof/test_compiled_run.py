@@ -25,3 +25,8 @@ def test_every_run_must_pass_and_launch_all(
     assert compiled_run.main(["installed", "--workers", "1"]) == code
     assert runs == list(compiled_run.RUNS)
     assert capsys.readouterr().out.count("FAILED") == code
+    runs.clear()
+    assert compiled_run.main(["installed", "--workers", "1", "--whole"]) == code
+    assert runs == list(compiled_run.WHOLE)
+    path, _, test = runs[-1][1][-1].partition("::")
+    assert f"def {test}(" in (compiled_run.ROOT / path).read_text()

@@ -27,14 +27,16 @@ from memstate.kernels.configs import (
     SelectiveConfig,
 )
 from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Plane, StateLayout
 from memstate_tools.launches import Launch
-from memstate_tools.models import model_of
+from memstate_tools.models import Model, model_of
 from memstate_tools.tuning import cost
 from memstate_tools.tuning.check import wrong
 from memstate_tools.tuning.cost import Compiler, Cost, Figures, worst
 from memstate_tools.tuning.subject import Subject
 from memstate_tools.workload import Workload
 
+BF16 = torch.bfloat16
 OF_MEMSTATE = {name: kind for name, kind in CONFIGS.items() if not kind.functions}
 
 
@@ -68,10 +70,13 @@ def test_every_kernel_is_right_under_another_configuration(config: Config) -> No
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kernel", "axis"),
-    [(kernel, axis) for kernel, kind in OF_MEMSTATE.items() for axis in fields(kind) if not axis.metadata["bits"]],
+    [(kernel, axis) for kernel, kind in OF_MEMSTATE.items()
+     for axis in fields(kind) if not axis.metadata["bits"] and not kind.by_rows],
     ids=lambda given: getattr(given, "name", given),
-)
+)  # fmt: skip
 def test_an_axis_that_changes_no_bits_changes_none(kernel: str, axis: Any) -> None:
+    """Of delta steps this is true of compiled code only: tests/kernels/test_one_order.py."""
+
     def written(config: Config) -> list[torch.Tensor]:
         made = subject(kernel).workload(3, backend_here(), 7, toy=True)
         with tuned.trying(config):
@@ -105,6 +110,24 @@ def test_what_another_kernel_does_wrong_is_noticed(config: Any, op: str, says: s
 
     setattr(backend, op, fault)
     assert check(config, subject(config.kernel), backend).startswith(says)
+
+
+def test_other_bits_than_those_of_the_default_are_noticed() -> None:
+    """An axis that is said to change no bits changes one, by less than the reference allows."""
+    small = StateLayout([Plane("conv", (1, 112), BF16), Plane("ssm", (2, 16, 40), torch.float32)], 1)
+    of, backend = Subject("gated_delta", Model(small, "delta")), backend_here()
+    true = backend.gated_delta_step
+
+    def step(*given: Any, **more: Any) -> torch.Tensor:
+        out = true(*given, **more)
+        found = tuned.config_of(DeltaConfig, backend.device, 16, 40, 4, False, False)
+        given[5].mul_(1 + 1e-7 * (found.block_value == 64))
+        return out
+
+    backend.gated_delta_step = step  # type: ignore[method-assign]
+    assert wrong(DeltaConfig(512), of, [3], backend, False, 7) == ""
+    says = "gated delta: ssm has other bits than under DeltaConfig(warp_elements=512, block_value=16), batch 3, seed 7"
+    assert wrong(DeltaConfig(512, 64), of, [3], backend, False, 7).replace("out, ssm", "ssm") == says
 
 
 @pytest.mark.parametrize(

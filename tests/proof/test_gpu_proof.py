@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import memstate as ms
+from memstate.kernels import tuned
+from memstate.kernels.configs import DeltaConfig
 from memstate.kernels.dispatch import OPS, Backend
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof import gpu_proof
@@ -21,7 +23,7 @@ from tests.proof.gpu import collecting, determinism, graphs, proved, sanitizer, 
 from tests.proof.gpu import tests as marked
 from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import PARTS, Part, Proof
-from tests.support import op_cases
+from tests.support import one_order, op_cases
 from tests.support.op_case import every
 from tests.support.processes import bare, ran
 
@@ -205,7 +207,7 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
     assert {entry["unit"] for entry in read(out / "bench.json")} == {"us", "host us", "bytes/s"}
     assert proofs["tests"]["passed"] > 3 and (out / "gpu-tests.xml").stat().st_size > 100
     assert proofs["graphs"]["replays"] == {"Redirect, batch 2": 5}
-    assert len(proofs["determinism"]["repeated"]) == len(every()) + len(determinism.CASES) + 5
+    assert len(proofs["determinism"]["repeated"]) == len(every()) + len(determinism.CASES) + len(one_order.OFTEN) + 5
     assert proofs["streams"]["compared"] > 10 and proofs["sanitizer"]["touched"] == sorted(every())
     entries = read(out / "bench.json")
     assert entries and all(entry["case"].startswith("toy ") for entry in entries)
@@ -261,7 +263,8 @@ def test_every_operation_and_kind_of_step_is_repeated() -> None:
     result: dict[str, Any] = {"failures": []}
     determinism.prove(Referring(), result)
     assert result["failures"] == []
-    assert set(every()) | set(KINDS) <= set(result["repeated"])
+    steps = map(one_order.name_of, one_order.OFTEN)
+    assert {*every(), *KINDS, *steps} <= set(result["repeated"])
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -324,6 +327,20 @@ def test_launches_that_differ_are_noticed() -> None:
         return out
 
     assert "launch 2 of 4" in determinism.repeated_step(case, SimpleNamespace(selective_step=changing), 4)  # type: ignore[arg-type]
+
+
+def test_a_tile_with_other_bits_is_noticed() -> None:
+    backend = Backend("reference")
+    true = backend.gated_delta_step
+
+    def step(**given: Any) -> torch.Tensor:
+        out = true(**given)
+        out.view(-1)[0] += tuned.look_up(DeltaConfig, "", "").config.block_value == 64  # type: ignore[attr-defined]
+        return out
+
+    backend.gated_delta_step = step  # type: ignore[method-assign]
+    said = [one_order.differing(backend, one_order.OFTEN[3], 5, blocks) for blocks in ((16, 32), (32, 64, 128))]
+    assert said == ["", "tiles of 64 values differ from those of 16"]
 
 
 @on_cpu

@@ -1,7 +1,8 @@
 """Checks that a launch gives the same bits every time, and that a row's bits do not depend on the other rows.
 
-Every operation, every kind of decode step, claims and plans are repeated from the same memory. To see whether other
-rows matter, a layer of a model runs on a large batch, then on rows of it alone, in small batches and in another order.
+Every operation, every kind of decode step, claims and plans are repeated from the same memory. Delta steps run with
+tiles of several numbers of values, which a file may choose by the batch. To see whether other rows matter, a layer of
+a model runs on a large batch, then on rows of it alone, in small batches and in another order.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from memstate_tools.bench.track import _TrackedRows
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof.gpu.machine import Machine, Result
 from tests.proof.gpu.proved import newest_first
-from tests.support import op_cases
+from tests.support import one_order, op_cases
 from tests.support.decode_case import Case, check_rows_alone, same_bits
 
 TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20  # numbers of launches of each case
@@ -165,6 +166,10 @@ def prove(machine: Machine, result: Result) -> None:
             check_rows_alone(case, backend)
         except AssertionError:
             note(f"{name}, rows alone", "bits differ from those in the batch")
+    blocks = (16,) if machine.toy else one_order.BLOCKS  # an interpreter adds in an order of its own
+    for step in machine.mine(one_order.OFTEN):
+        machine.go_on(f"before {one_order.name_of(step)}", LAST)
+        note(one_order.name_of(step), one_order.differing(backend, step, generator.initial_seed(), blocks))
     batch = TOY_BATCH if machine.toy else BATCH
     for tracking in machine.mine([ms.NoTracking(1), ms.PingPong(1), ms.LazyPingPong(1), ms.Redirect(1)]):
         machine.go_on(f"before plans of {type(tracking).__name__}", LAST)

@@ -43,11 +43,7 @@ class Part(NamedTuple):
 WHOLE = (Part("all"), Part("selective", "nemotron_h"))
 SHORT = (
     Part(running_mean),
-    Part(
-        "gated_delta",
-        MODEL,
-        {"batches": (1, 8, 64, 256), "dtypes": (None, BF16), "space": {"block_value": (16, 32, 64)}},
-    ),
+    Part("gated_delta", MODEL, {"batches": (1, 8, 64, 256), "dtypes": (None, BF16)}),
     Part(["pack_int8", "copy"], MODEL, {"dtypes": (BF16,)}),
     Part(["gather", "scatter", "copy", "pack"], MODEL, {"ranks": 4}),
 )

@@ -32,7 +32,7 @@ from memstate.kernels import (
     tracking,
 )
 from memstate.kernels.blocks import cut
-from memstate.kernels.configs import ConvConfig, Int8Config, SelectiveConfig
+from memstate.kernels.configs import MOST_WARPS, ConvConfig, DeltaConfig, Int8Config, SelectiveConfig, shares
 from memstate.kernels.tables import HEADER_INTS, Rules, ScaledMap, Strategy
 from memstate.kernels.warps import ALONE, MOST, roomy
 from memstate_tools import arguments
@@ -233,3 +233,18 @@ def test_a_program_can_have_the_registers_of_its_threads(warps: int, most: int) 
     assert roomy(warps) == {"maxnreg": most} and most * warps * 32 <= 65536
     assert roomy(warps, most=100) == {"maxnreg": 100} and roomy(warps, False) == {}
     assert roomy(MOST) == ALONE
+
+
+def test_a_value_has_the_same_lanes_in_tiles_of_any_number_of_values() -> None:
+    """Otherwise its sums would have another order. What the compiler makes of it: test_one_order.py."""
+    sizes = product((8, 128, 300, 1024), (3, 24, 128), (2, 4), (1, 4, 8), (512, 2048), (False, True), (32, 64))
+    for key, value, itemsize, unit, elements, key_fastest, threads in sizes:
+        found = set()
+        for block_value in (16, 32, 64, 128):
+            config = DeltaConfig(elements, block_value)
+            block_k, block_v, warps = gated_delta.blocks(
+                key, value, itemsize, unit, config, key_fastest and itemsize == 2
+            )
+            found.add((block_k, *shares(key_fastest, itemsize, block_k, block_v, warps, threads)))
+            assert warps <= MOST_WARPS and block_v <= 4 * block_value // itemsize
+        assert len(found) == 1, (key, value, itemsize, unit, elements, key_fastest, threads, found)

@@ -6,7 +6,8 @@ warp, so a sum over keys waits for no other warp. After the token of a mark, the
 the mark.
 
 A slot stores `key value` or `value key`; the strides of the state say which. Lanes move 16 bytes along the fastest
-axis. Which of the two layouts a slot has also decides in which order the elements of a sum are added.
+axis. Which of the two layouts a slot has also decides in which order the elements of a sum are added. How many values a
+tile has does not: a file may choose them by the rows of the launch.
 """
 
 import math

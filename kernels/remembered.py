@@ -51,8 +51,8 @@ class Checked(NamedTuple, Generic[T]):
 def remembered(*written: str) -> Callable[[Callable[..., T]], Callable[..., Checked[T]]]:
     """Returns a decorator of a check that remembers the kinds of calls that have passed.
 
-    Other classes of tensors than `Tensor` and `Parameter` are checked at every call, and so is a call in which
-    something written may share bytes with another tensor.
+    Checked at every call are other classes of tensors than `Tensor` and `Parameter`, tensors without elements or
+    memory, and calls in which something written may share bytes with another tensor.
 
     Args:
         written: names of the arguments that the op writes, at least two.

@@ -32,6 +32,15 @@ def test_states_go_down_as_the_policy_says_and_come_back(play: Play) -> None:
     play.reached("state out", "host hit")
 
 
+@script(**WAYS, **HOST, in_place=(False, True), parts=(("fold", "few", "few_scale"),))
+def test_B40a_whole_numbers_and_their_scales_go_down_and_come_back(play: Play) -> None:
+    play.turn(ONE)
+    play.poll()
+    play.go_down()
+    play.turn([*ONE, 1])
+    play.reached("state out", "host hit")
+
+
 @script(**WAYS, **HOST, write=("through", "back"))
 def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(play: Play) -> None:
     """Requests that begin at once get the slot of the state."""

@@ -47,7 +47,7 @@ TAPS = 2  # number of inputs that a convolution keeps
 POISON, CANARY, JUNK = 0xA5, 0xC3, 0x77
 FILL = np.frombuffer(bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f"), np.uint8)
 FENCE = 64  # bytes of canaries before and after a block
-UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16}
+UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16, torch.float32: np.uint32}
 Bytes = NDArray[np.uint8]
 
 

@@ -38,9 +38,10 @@ class Settings:
 
     memory: "own" and "fenced" are allocated by memstate, the latter inside larger blocks; "tensor" and "layers" are
     given by the engine. gap: bytes between blocks of given memory. parts: planes, "fold" and perhaps "conv", "conv
-    turned", "ring" and "score". alone: grid of "fold", tokens. tails: whether rows have memory of their own. tail:
-    largest step, in tokens, that the tail takes, 0 for no tails; without row memory, the engine keeps the tails. kv:
-    what the engine tells of KV that it keeps: "keys" of its blocks, the "reach" of prompts in tokens, or nothing.
+    turned", "ring", "few" with "few_scale", and "score". alone: grid of "fold", tokens. tails: whether rows have memory
+    of their own. tail: largest step, in tokens, that the tail takes, 0 for no tails; without row memory, the engine
+    keeps the tails. kv: what the engine tells of KV that it keeps: "keys" of its blocks, the "reach" of prompts in
+    tokens, or nothing.
     """
 
     strategy: str = "none"
@@ -250,6 +251,8 @@ class Settings:
             "conv": ms.Plane("conv", (2, 3), torch.int32),
             "conv turned": ms.Plane("conv turned", (3, 2), torch.int32),
             "ring": ms.Plane("ring", (3,), torch.int16, rewritten_each_step=False),
+            "few": ms.Plane("few", (1, 3, 2), torch.int16),
+            "few_scale": ms.Plane("few_scale", (1, 3), torch.float32),
             "score": ms.Plane("score", (5,), torch.int32, layers=self.layers_of("score"), fill=-123456789),
         }
         ring = ms.Plane(RING, (self.ring,), torch.int64)
@@ -273,7 +276,15 @@ class Settings:
 
     def block_bytes(self, part: str) -> int:
         """Returns the number of bytes of one plane in one layer of a slot, without padding."""
-        return {"fold": 8 * self.wide, "conv": 24, "conv turned": 24, "ring": 6, "score": 20}[part]
+        return {
+            "fold": 8 * self.wide,
+            "conv": 24,
+            "conv turned": 24,
+            "ring": 6,
+            "few": 12,
+            "few_scale": 12,
+            "score": 20,
+        }[part]
 
     def slot_bytes(self, parts: frozenset[str] | None = None) -> int:
         """Returns the number of bytes that a copy of a slot moves. Blocks of memstate's own memory are padded to 16."""

@@ -17,10 +17,10 @@ from memstate.kernels.own import Kernel
 from memstate.kernels.tables import Mamba3State
 from memstate.kernels.tuned_files import entries_of
 from memstate.sheet import Table
-from memstate.state.layout import StateLayout
+from memstate.state.layout import FLOATS, StateLayout
 from memstate.state.planes import Planes
 from memstate.state.presets import named
-from memstate.tiers.host.packing import FLOATS, RecordTable, in_records
+from memstate.tiers.host.packing import RecordTable, in_records
 
 Launch = tuple[str, tuple[int, ...], Callable[[Any], Any] | None]  # kernel, sizes of its key, how it cuts a row
 MAMBA3 = set(Mamba3State._fields)

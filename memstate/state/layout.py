@@ -27,7 +27,8 @@ from memstate.state.sharding import Owned, Part
 Order = Literal["layer_major", "slot_major"]
 MOVE_BYTES = 16  # bytes that one lane of a kernel moves at a time
 NEVER = 2**31  # more tokens than any request has
-NUMBERS = (torch.int8, torch.int16)  # dtypes of states of whole numbers, which have scales: see `scales_in`
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of states that decode steps take without scales
+NUMBERS = (torch.int16, torch.int8)  # dtypes of states of whole numbers, which have scales: see `scales_in`
 
 
 @dataclass(frozen=True, repr=False)

@@ -337,7 +337,7 @@ REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
     "placement": (ms.InvalidArgument, {"placement": "ends"}, r"placement='ends': expected a Placement, such as Ends"),
     "infinite rate": (ms.InvalidArgument, {"tokens_per_second": float("inf")}, "tokens_per_second=inf"),
     "page size": (ms.InvalidArgument, {"page_size": 0}, "page_size.*0"),
-    "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "ssm_dtype='float32': expected a floating-point"),
+    "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "ssm_dtype='float32': expected one of torch.float32"),
     "every": (ms.ConfigurationError, {"every": 100}, "every=100 is no multiple of 64"),
     "rate": (ms.InvalidArgument, {"tokens_per_second": 0}, "tokens_per_second=0: expected a number above 0"),
     "prefills": (ms.InvalidArgument, {"prefills": -1}, "prefills=-1"),

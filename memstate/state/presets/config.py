@@ -13,7 +13,7 @@ import torch
 from memstate.checks import whole
 from memstate.errors import InvalidArgument
 from memstate.state.grouping import grouped
-from memstate.state.layout import NUMBERS, Order, Plane, StateLayout
+from memstate.state.layout import FLOATS, NUMBERS, Order, Plane, StateLayout
 from memstate.state.presets import tails
 from memstate.state.presets.families import ConvOrder, SsmOrder, conv_ordered, scaled, ssm_ordered
 from memstate.state.presets.fields import Fields, require_dtype
@@ -25,6 +25,7 @@ NESTED: Final = 4  # limit of the levels of nested text models; real configurati
 TEXT: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # fields that hold a nested text model
 DTYPE: Final = ("dtype", "torch_dtype")  # "torch_dtype" before transformers 5.0
 SSM_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")  # dtype in which engines keep states
+SSM_DTYPES: Final = (*FLOATS, *NUMBERS)
 
 
 def from_config(
@@ -83,9 +84,9 @@ def from_config(
     Syncs: no.
     """
     fields, dtype, engines = _text_model(config)
-    for what, asked, also in (("ssm_dtype", ssm_dtype, NUMBERS), ("conv_dtype", conv_dtype, ())):
+    for what, asked, among in (("ssm_dtype", ssm_dtype, SSM_DTYPES), ("conv_dtype", conv_dtype, ())):
         if asked is not None:
-            require_dtype(f"{what}={asked!r}", asked, also)
+            require_dtype(f"{what}={asked!r}", asked, among)
     require_layers(fields, layers)
     kind, tail = fields.get("model_type"), whole("tail", tail, least=0)
     states, rows, rings = list[Plane](), list[Plane](), list[tails.Fields]()
@@ -174,12 +175,12 @@ def _text_model(config: object) -> tuple[Fields, torch.dtype, torch.dtype | None
         InvalidArgument: the type of the model is not known, or a dtype is invalid.
     """
     fields = Fields.of(config)
-    dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE, also=NUMBERS)
+    dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE, among=SSM_DTYPES)
     for _ in range(NESTED):
         if (text := next((text for name in TEXT if (text := fields.get(name)) is not None), None)) is None:
             break
         fields = Fields(text)  # without a dtype, a nested configuration has that of the outer one
-        dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE, also=NUMBERS) or engines
+        dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE, among=SSM_DTYPES) or engines
     kind = fields.get("model_type")
     if kind == "log_linear_mamba2":
         raise InvalidArgument(

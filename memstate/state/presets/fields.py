@@ -61,12 +61,12 @@ class Fields:
                 return int(value)
         raise self.refused(*paths, expected=f"a number of {least} or more")
 
-    def dtype(self, *names: str, also: Collection[torch.dtype] = ()) -> torch.dtype | None:
+    def dtype(self, *names: str, among: Collection[torch.dtype] = ()) -> torch.dtype | None:
         """Returns the dtype in the first of these fields that exists, None without one.
 
         Args:
             names: names of the fields.
-            also: dtypes that are allowed although they are not floating-point.
+            among: dtypes that are allowed; empty for all that are floating-point.
 
         Raises:
             InvalidArgument: the field has another dtype, or none.
@@ -76,7 +76,7 @@ class Fields:
         if value is None or value == "auto":
             return None
         named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-        return require_dtype(f"{self.get('model_type')} with {name} = {value!r}", named, also)
+        return require_dtype(f"{self.get('model_type')} with {name} = {value!r}", named, among)
 
     def numbers(self, path: str, known: range) -> list[int]:
         """Returns a field that lists some of the numbers `known`, each once. Raises: InvalidArgument."""
@@ -98,15 +98,15 @@ class Fields:
         return InvalidArgument(f"{self.get('model_type')} with {shown}: expected {expected}")
 
 
-def require_dtype(what: str, dtype: object, also: Collection[torch.dtype] = ()) -> torch.dtype:
-    """Returns a dtype that is floating-point or one of `also`.
+def require_dtype(what: str, dtype: object, among: Collection[torch.dtype] = ()) -> torch.dtype:
+    """Returns a dtype that is one of `among` or, without them, any floating-point dtype.
 
     Raises:
         InvalidArgument: it is something else. The error starts with `what`.
     """
-    if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype in also):
+    if isinstance(dtype, torch.dtype) and (dtype in among if among else dtype.is_floating_point):
         return dtype
-    expected = " or ".join(("a floating-point dtype, such as bfloat16", *map(str, also)))
+    expected = f"one of {', '.join(map(str, among))}" if among else "a floating-point dtype, such as bfloat16"
     raise InvalidArgument(f"{what}: expected {expected}")
 
 

@@ -18,12 +18,11 @@ from memstate.checks import is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import TILE_BYTES, RecordMap, RecordPiece, ScaledMap
 from memstate.sizes import format_bytes
-from memstate.state.layout import MOVE_BYTES, Plane, StateLayout, scales_in
+from memstate.state.layout import FLOATS, MOVE_BYTES, Plane, StateLayout, scales_in
 from memstate.state.memory import AddressTable, tiles_of
 from memstate.state.planes import Planes
 from memstate.state.regions import Region
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ROW = 32  # bytes of one entry of a tile table: four int64
 
 

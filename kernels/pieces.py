@@ -67,7 +67,7 @@ def _run(ptr, at, SIZE: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr):
 @triton.jit
 def _joined(columns, COUNT: tl.constexpr):
     """Returns COUNT tensors (a power of two) as one: element i of each lane comes from column i."""
-    for level in tl.static_range(3):
+    for level in tl.static_range(4):
         if 1 << level < COUNT:
             pairs = ()
             for part in tl.static_range(COUNT >> (level + 1)):

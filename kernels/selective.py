@@ -23,6 +23,7 @@ from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
 from memstate.kernels.kept import launch_step, launched_again
 from memstate.kernels.pieces import dot, rounded, vector
+from memstate.kernels.scaled import draws, scaled, whole
 from memstate.kernels.slots import (
     NO_MARKS,
     copy_token,
@@ -52,7 +53,7 @@ PER_CALL = [
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units",
     "x_distance", "dt_distance", "b_distance", "c_distance", "z_distance",
-    *tail_args(SelectiveTail),
+    *tail_args(SelectiveTail), "scales_ptr", "lengths_ptr", "scales_apart", "seed", "layer", "first_head",
 ]  # fmt: skip
 
 
@@ -81,14 +82,41 @@ def _mask(wanted, index, piece, in_dim, STATE: tl.constexpr, STATE_STEP: tl.cons
 
 
 @triton.jit
-def _store(
-    ptr, tiles, wanted, index, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
-    STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
+def _drawn(
+    chance, length, real, s, index, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
-    """Stores the tile if `wanted`; `ptr` points to the memory of the first piece of the tile."""
-    for piece in tl.static_range(PIECES):
-        mask = _mask(wanted, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
-        tl.store(ptr + piece * (PIECE_STEP * STATE_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
+    """Returns draws for the tile; None if `chance` is None, otherwise see `draws`."""
+    drawn = None
+    if chance is not None:
+        drawn = ()
+        TOGETHER: tl.constexpr = PIECES if PIECE_STEP == 1 else 1  # neighbouring states in a row of the tile
+        for piece in tl.static_range(0, PIECES, TOGETHER):
+            first = index * STATE_STEP + piece * PIECE_STEP
+            drawn += draws(chance, length, real, first, s[piece], TOGETHER)
+    return drawn
+
+
+@triton.jit
+def _store(
+    ptr, slots, apart, s, drawn, scales_ptr, scales_apart, index, in_dim, STATE: tl.constexpr,
+    STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr, STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Stores the tile to some slots, unless they are 0.
+
+    `ptr` points to the memory of the first piece of the tile in slot 0, and `scales_ptr` to the scales there. `drawn`
+    are draws for the tile, see `whole`.
+    """
+    if scales_ptr is not None:
+        s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES)
+    for which in tl.static_range(len(slots)):
+        slot = slots[which]
+        if slot > 0:
+            if scales_ptr is not None:
+                tl.store(scales_ptr + slot * scales_apart, scale, mask=in_dim)
+            for piece in tl.static_range(PIECES):
+                at_ptr = ptr + slot * apart + piece * (PIECE_STEP * STATE_STRIDE)
+                mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
+                tl.store(at_ptr, s[piece].to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -110,9 +138,9 @@ def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     tail_x_ptr, tail_b_ptr, tail_dt_ptr,
-    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr, scales_ptr, lengths_ptr,
     max_tokens, last, stride_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
-    tail_x_apart, tail_b_apart, tail_dt_apart, tail_rows, ring, nodes,
+    tail_x_apart, tail_b_apart, tail_dt_apart, tail_rows, ring, nodes, scales_apart, seed, layer, first_head,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
     SOFTPLUS: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
@@ -148,7 +176,16 @@ def _selective_step(
     for piece in tl.static_range(PIECES):
         at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * STATE_STRIDE)
         mask = _mask(read > 0, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
-        s += (tl.load(at_ptr, mask=mask, other=0.0).to(tl.float32),)
+        tile_piece = tl.load(at_ptr, mask=mask, other=0.0)
+        s += (tile_piece if scales_ptr is not None else tile_piece.to(tl.float32),)
+    scales_at, chance, length = None, None, 0
+    if scales_ptr is not None:
+        scales_at = scales_ptr + channel
+        of_read = tl.where(read > 0, in_dim, False)
+        s = scaled(s, tl.load(scales_at + read * scales_apart, mask=of_read, other=0.0), PIECES)
+    if seed is not None:
+        chance = (seed, layer, (first_head * DIM + channel) * (STATE // 16))
+        length = tl.load(lengths_ptr + row)
 
     if TIED:
         a = tl.load(a_ptr + head).to(tl.float32)
@@ -174,8 +211,6 @@ def _selective_step(
     if z_ptr is not None:
         z_at = z_ptr + first * z_distance
     shared = head // (HEADS // GROUPS) * STATE
-    live_ptr = tile_ptr + write * slot_stride
-    copy_ptr = tile_ptr + snapshot * slot_stride
     if cursor_row_ptr is not None:
         stored: tl.constexpr = state_ptr.dtype.element_ty
         memory, place, pending, store = row_tail(
@@ -188,8 +223,10 @@ def _selective_step(
         kept_dt = tail_dt_ptr + memory * tail_dt_apart
         for entry in range(pending + 1):
             if entry == store:
-                _store(live_ptr, s, real, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
-                _store(copy_ptr, s, snapshot > 0, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+                _store(
+                    tile_ptr, (write, snapshot), slot_stride, s, None, scales_at, scales_apart, index, in_dim, STATE,
+                    STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES,
+                )  # fmt: skip
             if entry < pending:
                 x_place = _of_head(kept_x + place * (HEADS * DIM), head * DIM, DIM)
                 x = tl.load(x_place + dim, mask=in_dim, other=0.0).to(tl.float32)
@@ -197,11 +234,11 @@ def _selective_step(
                 b = vector(b_place, STATE, STATE_FASTEST, LANES, RUN, PIECES)
                 dt = _own(kept_dt + place * OWN, head, dim, in_dim, DIM, TIED)
                 s = _advanced(s, x, b, dt, a, PIECES, TIED)
-                if stored != tl.float32:
-                    s = rounded(s, stored, PIECES)
+                drawn = _drawn(chance, length + entry + 1, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
+                s = rounded(s, stored, PIECES, drawn)
                 place = next_place(place, ring)
 
-    visits = count
+    visits, depth = count, 0
     if parents_ptr is not None:
         tree = parents_ptr + row.to(tl.int64) * nodes
         visits = walk_length(tree, count, nodes)
@@ -260,33 +297,42 @@ def _selective_step(
                     tl.store(kept_dt + place * OWN + channel, dt, mask=in_dim)
                 elif tl.program_id(0) == 0:
                     tl.store(kept_dt + place * OWN + head, dt)
-            if stored != tl.float32:
-                s = rounded(s, stored, PIECES)
+            depth += 1
+            drawn = _drawn(chance, length + pending + depth, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
+            s = rounded(s, stored, PIECES, drawn)
             place = next_place(place, ring)
         x_at += x_distance
         b_at += b_distance
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
             s = either(start, s, back, PIECES)
+            depth = tl.where(back, 0, depth)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
-                wanted = (offset == t + 1) & (kept > 0)
-                at_ptr = tile_ptr + kept * slot_stride
-                _store(at_ptr, s, wanted, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+                drawn = None
+                if cursor_row_ptr is None:
+                    drawn = _drawn(chance, length + offset, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
+                _store(
+                    tile_ptr, (tl.where(offset == t + 1, kept, 0),), slot_stride, s, drawn, scales_at, scales_apart,
+                    index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES,
+                )  # fmt: skip
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
         tl.store(out_ptr + (row * max_tokens + t).to(tl.int64) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
 
+    drawn = None
     if cursor_row_ptr is not None:
-        real = real & (store > pending)
+        write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
-    if real:
-        _store(live_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
-    if snapshot > 0:
-        _store(copy_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+    else:
+        drawn = _drawn(chance, length + count, count > 0, s, index, STATE_STEP, PIECE_STEP, PIECES)
+    _store(
+        tile_ptr, (write, snapshot), slot_stride, s, drawn, scales_at, scales_apart, index, in_dim, STATE, STATE_STEP,
+        PIECE_STEP, STATE_STRIDE, PIECES,
+    )  # fmt: skip
 
 
 def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: bool) -> dict[str, int]:
@@ -330,7 +376,7 @@ def selective_step(
         return out
     tensors = (
         x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        *tail_tensors(SelectiveTail, tail, cursor, parents),
+        *tail_tensors(SelectiveTail, tail, cursor, parents), scales, lengths,
     )  # fmt: skip
     if launched_again(checked, tensors):
         return out
@@ -339,10 +385,19 @@ def selective_step(
     *_, tied, itemsize = static = key_sizes(state, dt.dim() == 3)
     config = config_of(SelectiveConfig, state.device, *static)
     grid, (dim_fastest, block_d, block_n, warps) = tiling(state, static, config)
-    lanes, run = state_shares(dim_fastest, itemsize, math.gcd(unit, states), block_d, block_n, warps, warp_threads())
+    lanes, run = state_shares(
+        dim_fastest,
+        4 if scales is not None and dim_fastest else itemsize,
+        math.gcd(unit, states),
+        block_d,
+        block_n,
+        warps,
+        warp_threads(),
+    )
     numbers = (
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, *checked.found,
-        *tail_numbers(SelectiveTail, tail, parents),
+        *tail_numbers(SelectiveTail, tail, parents), None if scales is None else scales.stride(0), seed, layer,
+        first_head,
     )  # fmt: skip
     constants = {
         "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": states, "TIED": tied, "SOFTPLUS": softplus,

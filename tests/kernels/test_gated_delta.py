@@ -56,7 +56,7 @@ def build(
     """
     device = backend.device
     heads, key_heads, key, value = dims or ((32, 16, 128, 128) if device.type == "cuda" else (2, 1, 16, 16))
-    memory = Memory((heads, key, value), state, device, generator, value_key)
+    memory = Memory((heads, key, value), state, device, generator, value_key, axis=-2)
     shapes = {"q": ((key_heads, key), inputs), "k": ((key_heads, key), inputs), "v": ((heads, value), inputs)}
     shapes |= {"decay": ((heads, key) if per_key else (heads,), torch.float32)}
     shapes |= dict.fromkeys("ab", ((key_heads, key), inputs)) if low_rank else {"beta": ((heads,), torch.float32)}

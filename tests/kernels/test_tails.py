@@ -85,10 +85,10 @@ def plain(case: Case, backend: Backend) -> Plain:
     case = case.twin()
     case.rows = [row._replace(write=row.read) for row in case.rows]
     live = [row.read for row in case.rows]
-    outs, states = [], [case.memory.state[live].clone()]
+    outs, states = [], [case.memory.bytes_of(live)]
     for t in range(STREAM):
         outs.append(case.cut(list(range(ROWS)), t, t + 1).step(backend))
-        states.append(case.memory.state[live].clone())
+        states.append(case.memory.bytes_of(live))
     return Plain(torch.cat(outs, 1), states)
 
 
@@ -148,14 +148,13 @@ class Run:
         told = [at if memory else -5 for at, memory in zip(store, self.memory, strict=True)]
         columns = (self.memory, self.label, self.pending, told)
         cursor = Cursor(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
-        state = self.case.memory.state
-        for i in range(ROWS):  # slots that the step only writes are NaN before
-            if writes[i] != self.slot[i]:
-                state[writes[i]] = torch.nan
-        state[7] = torch.nan
+        memory = self.case.memory
+        for slot in {7, *writes} - set(self.slot):  # slots that the step only writes are NaN before
+            memory.spoil(slot)
         self.case.memory.before = self.case.memory.whole.clone()
         shared = self.case.shared | {"tail": self.tail, "cursor": cursor}
-        shared |= {"marks": columns_of([(*mark, 7)], state)} if mark else {}
+        shared |= {"marks": columns_of([(*mark, 7)], memory.state)} if mark else {}
+        shared |= {"lengths": cursor.label.clone()} if "lengths" in shared else {}
         if trees:
             shared["parents"] = parents_of(trees, device)
         step = replace(self.case, rows=rows, inputs=given, shared=shared)
@@ -164,16 +163,17 @@ class Run:
         step.memory.check_changed_only(changed)
         if mark:
             at = self.label[mark[0]] + self.pending[mark[0]] + mark[1]
-            assert same_bits(state[7], self.expected.states[at][mark[0]])
+            assert same_bits(memory.bytes_of(7), self.expected.states[at][mark[0]])
         for i in range(ROWS):
             at = self.label[i] + self.pending[i]
             assert same_bits(out[i, paths[i][: accepted[i]]], self.expected.out[i, at : at + accepted[i]])
             assert not out[i, tokens[i] :].any()
             if store[i] >= 0:
                 plain, label = store[i] > self.pending[i], self.label[i] + store[i]
-                assert same_bits(state[writes[i]], self.expected.states[label][i]), (i, store[i], self.pending[i])
+                found = memory.bytes_of(writes[i])
+                assert same_bits(found, self.expected.states[label][i]), (i, store[i], self.pending[i])
                 if i == 1 and mark is None:
-                    assert same_bits(state[7], state[writes[i]])
+                    assert same_bits(memory.bytes_of(7), found)
                 self.pending[i] = accepted[i] * (not plain) + max(self.pending[i] - store[i], 0)
                 self.label[i] = label
                 self.slot[i], self.spare[i] = writes[i], self.slot[i] if not in_place else self.spare[i]

@@ -1,7 +1,9 @@
 """Runs steps of decode kernels in poisoned memory, and checks what a step returns, stores and leaves unchanged."""
 
+import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.reference.scaled import TOP, stored
 from tests.support.recurrences import Array, Rounded, float64
 
 SLOTS = 8
@@ -55,35 +58,61 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 class Memory:
-    """The states of one layer, `slot ...`. Rubbish is around all slots, and in each slot until `fill`."""
+    """The states of one layer, `slot ...`. Rubbish is around all slots, and in each slot until `fill`.
+
+    Behind the whole numbers of a state are their scales, in the same slot.
+    """
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator,
-        transposed: bool = False,
+        transposed: bool = False, axis: int = -1,
     ) -> None:  # fmt: skip
-        """transposed: whether the second last axis is contiguous in memory, not the last one."""
+        """transposed: whether the second last axis is contiguous in memory, not the last one. axis: axis of keys, -1 or
+        -2, whose whole numbers share a scale.
+        """
         swapped = (*shape[:-2], shape[-1], shape[-2])
         layout = torch.empty(swapped if transposed else shape, dtype=dtype, device="meta")
         layout = layout.mT if transposed else layout
-        self.payload = layout.nbytes
+        self.axis, self.rows = axis, [size for at, size in enumerate(shape) if at != len(shape) + axis]
+        self.numbers = layout.nbytes
+        self.payload = self.numbers + (4 * math.prod(self.rows) if dtype in TOP else 0)
         self.stride = -(-self.payload // 16) * 16 + GUARD
-        self.whole = rubbish(GUARD + SLOTS * self.stride, device, generator)
         strides = (self.stride // dtype.itemsize, *layout.stride())
-        self.state = self.whole[GUARD:].view(dtype).as_strided((SLOTS, *shape), strides)
+        self.state = torch.empty(0, dtype=dtype).as_strided((0, *shape), strides)
+        self._lie_in(rubbish(GUARD + SLOTS * self.stride, device, generator))
         self.before = self.whole.clone()
+
+    def _lie_in(self, whole: Tensor) -> None:
+        """Sets the bytes of all slots, and the views of them."""
+        self.whole = whole
+        shape, strides = (SLOTS, *self.state.shape[1:]), self.state.stride()
+        self.state = whole[GUARD:].view(self.state.dtype).as_strided(shape, strides)
+        self.scales = None
+        if self.state.dtype in TOP:
+            inner = torch.empty(self.rows, device="meta").stride()
+            behind = whole[GUARD + self.numbers :].view(torch.float32)
+            self.scales = behind.as_strided((SLOTS, *self.rows), (self.stride // 4, *inner))
+
+    def bytes_of(self, slots: int | list[int]) -> Tensor:
+        """Returns a copy of the bytes of slots."""
+        return self.whole[GUARD:].view(SLOTS, self.stride)[slots, ..., : self.payload].clone()
+
+    def spoil(self, slot: int) -> None:
+        """Sets the state of a slot to NaN."""
+        (self.state if self.scales is None else self.scales)[slot] = torch.nan
 
     def twin(self) -> "Memory":
         """Returns a copy of this memory."""
-        twin = object.__new__(Memory)
-        twin.payload, twin.stride, twin.before = self.payload, self.stride, self.before
-        twin.whole = self.whole.clone()
-        elements = twin.whole[GUARD:].view(self.state.dtype)
-        twin.state = elements.as_strided(self.state.shape, self.state.stride())
+        twin = copy(self)
+        twin._lie_in(self.whole.clone())
         return twin
 
     def fill(self, slot: int, values: Tensor) -> None:
         """Sets the state of a slot. `check_changed_only` compares with the memory after the last `fill`."""
-        self.state[slot] = values.to(self.state)
+        if self.scales is None:
+            self.state[slot] = values.to(self.state)
+        else:
+            self.state[slot], self.scales[slot] = stored(values.float(), self.state.dtype, self.axis)
         self.before = self.whole.clone()
 
     def check_changed_only(self, slots: set[int]) -> None:
@@ -135,6 +164,7 @@ class Case:
             for name in Row._fields
         }
         given = self.inputs | self.shared | columns | {"state": self.memory.state}
+        given |= {} if self.memory.scales is None else {"scales": self.memory.scales}
         if self.planes is not None:
             given["state"] = self.planes(given["state"])
         return given
@@ -154,7 +184,10 @@ class Case:
         inputs = {name: tensor[rows][:, start:stop].contiguous() for name, tensor in self.inputs.items()}
         chosen = [self.rows[i] for i in rows]
         real = [row._replace(tokens=min(max(row.tokens - start, 0), stop - start)) for row in chosen]
-        return replace(self, rows=real, inputs=inputs)
+        shared = dict(self.shared)
+        if "lengths" in shared:
+            shared["lengths"] = shared["lengths"][rows] + start
+        return replace(self, rows=real, inputs=inputs, shared=shared)
 
 
 def fill_rows(
@@ -216,7 +249,7 @@ def check_rows_alone(case: Case, backend: Backend) -> None:
         part = case.cut(order, 0, out.shape[1]).twin()
         assert same_bits(part.step(backend), out[order])
         for slot in {slot for i in order for slot in case.rows[i][1:3] if slot > 0}:
-            assert same_bits(part.memory.state[slot], together.memory.state[slot])
+            assert same_bits(part.memory.bytes_of(slot), together.memory.bytes_of(slot))
 
 
 def check_chunks(case: Case, backend: Backend, cuts: list[int]) -> None:

@@ -186,6 +186,7 @@ def _selective_step(
     if seed is not None:
         chance = (seed, layer, (first_head * DIM + channel) * (STATE // 16))
         length = tl.load(lengths_ptr + row)
+    at_store = chance if cursor_row_ptr is None else None  # beside a tail, what is stored was rounded before
 
     if TIED:
         a = tl.load(a_ptr + head).to(tl.float32)
@@ -310,12 +311,11 @@ def _selective_step(
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
-                drawn = None
-                if cursor_row_ptr is None:
-                    drawn = _drawn(chance, length + offset, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
+                marked = tl.where(offset == t + 1, kept, 0)
+                of_mark = _drawn(at_store, length + offset, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
                 _store(
-                    tile_ptr, (tl.where(offset == t + 1, kept, 0),), slot_stride, s, drawn, scales_at, scales_apart,
-                    index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES,
+                    tile_ptr, (marked,), slot_stride, s, of_mark, scales_at, scales_apart, index, in_dim, STATE,
+                    STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES,
                 )  # fmt: skip
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
@@ -323,12 +323,10 @@ def _selective_step(
     for t in range(count, max_tokens):
         tl.store(out_ptr + (row * max_tokens + t).to(tl.int64) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
 
-    drawn = None
     if cursor_row_ptr is not None:
         write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
-    else:
-        drawn = _drawn(chance, length + count, count > 0, s, index, STATE_STEP, PIECE_STEP, PIECES)
+    drawn = _drawn(at_store, length + count, count > 0, s, index, STATE_STEP, PIECE_STEP, PIECES)
     _store(
         tile_ptr, (write, snapshot), slot_stride, s, drawn, scales_at, scales_apart, index, in_dim, STATE, STATE_STEP,
         PIECE_STEP, STATE_STRIDE, PIECES,

@@ -270,6 +270,7 @@ TWO: dict[str, Any] = {
     "rem": dict.fromkeys("su", lambda x, y: x - _quotient(x, y) * y),
     "min": {"f": _signed_zero(np.fmin, np.bitwise_or), "s": np.minimum},
     "max": {"f": _signed_zero(np.fmax, np.bitwise_and), "s": np.maximum},
+    "max.NaN": {"f": _signed_zero(np.maximum, np.bitwise_and)},
     "min.relu": {"s": lambda x, y: np.maximum(np.minimum(x, y), 0)},
 }  # fmt: skip
 OTHER: dict[str, tuple[tuple[str, ...], Any]] = {  # types of the operands, "" for that of the result

@@ -47,10 +47,10 @@ def stored(s: Tensor, dtype: torch.dtype, axis: int, drawn: Tensor | None = None
         axis: axis of keys.
         drawn: draws, with the shape of the state (`draws`); None rounds to the nearest number.
     """
-    top = float(TOP[dtype])
     peak = s.abs().amax(axis, keepdim=True)
+    top = torch.full_like(peak, TOP[dtype])  # torch would multiply by the reciprocal of a number
     usable = (peak >= top * SMALLEST) & peak.isfinite()
-    inverse = torch.where(usable, torch.full_like(peak, top) / peak, 0.0)  # `top / peak` rounds twice
+    inverse = torch.where(usable, top / peak, 0.0)
     x = torch.where(usable, s, 0.0).double() * inverse.double()  # exact
     if drawn is None:
         numbers = x.round()

@@ -128,7 +128,10 @@ class Int8Config(Config, kernel="pack_int8", key="reduced inner bytes"):
     Args:
         programs_per_sm: programs of a launch, for each multiprocessor.
         warps: warps of a program.
-        block: elements of a block; 4096 are 32 per lane, two accesses of 16 bytes as int8.
+        block: elements of a block; 4096 are 32 per lane, two accesses of 16 bytes as int8. For planes of 2 bytes, 8192
+            have as many bytes as 4096 of 4 bytes. They are not the default there: to pack, a thread then takes 158
+            registers, so the fourth program of a multiprocessor waits until one of three ends (128 registers would be
+            enough, but some columns spill). The key has the bytes, so a sweep on a GPU decides.
     """
 
     programs_per_sm: int = axis(PROGRAMS_PER_SM, 2, 8, 1, 16, least=1, most=32, compiled=False)

@@ -44,9 +44,10 @@ def backend_here() -> Backend:
     return Backend("auto", "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def subject(kernel: str, states: str = "") -> Subject:
+def subject(kernel: str, states: str = "", dtype: torch.dtype | None = None) -> Subject:
     """Returns a kernel on states that it has."""
-    return Subject(kernel, model_of(states or ("nemotron_h" if kernel == "selective" else "qwen3_next")))
+    states = states or ("nemotron_h" if kernel == "selective" else "qwen3_next")
+    return Subject(kernel, model_of(states, ssm_dtype=dtype))
 
 
 def check(config: Config, of: Subject, backend: Backend | None = None, seed: int = 7) -> str:
@@ -74,11 +75,11 @@ def test_every_kernel_is_right_under_another_configuration(config: Config) -> No
      for axis in fields(kind) if not axis.metadata["bits"] and not kind.by_rows],
     ids=lambda given: getattr(given, "name", given),
 )  # fmt: skip
-def test_an_axis_that_changes_no_bits_changes_none(kernel: str, axis: Any) -> None:
+def test_an_axis_that_changes_no_bits_changes_none(kernel: str, axis: Any, dtype: torch.dtype | None = None) -> None:
     """Of delta steps this is true of compiled code only: tests/kernels/test_one_order.py."""
 
     def written(config: Config) -> list[torch.Tensor]:
-        made = subject(kernel).workload(3, backend_here(), 7, toy=True)
+        made = subject(kernel, dtype=dtype).workload(3, backend_here(), 7, toy=True)
         with tuned.trying(config):
             for act in made.acts.values():
                 act()
@@ -87,6 +88,11 @@ def test_an_axis_that_changes_no_bits_changes_none(kernel: str, axis: Any) -> No
     default = OF_MEMSTATE[kernel]()
     pairs = zip(written(default), written(replace(default, **{axis.name: axis.metadata["values"][-1]})), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_the_block_of_2_byte_planes_changes_no_bits_of_int8_records() -> None:
+    block = next(axis for axis in fields(Int8Config) if axis.name == "block")
+    test_an_axis_that_changes_no_bits_changes_none("pack_int8", block, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def test_a_key_is_that_of_the_states_of_one_rank_and_of_their_dtype() -> None:
     assert keys("gather") == ["unit=16,tiles=32"] and keys("gather", ranks=4) == ["unit=16,tiles=8"]
     halves = [None, torch.float32, torch.bfloat16]
     assert keys("gather", dtypes=halves) == ["unit=16,tiles=32", "unit=16,tiles=16"]
+    int8 = ["reduced=128,inner=1,bytes=4", "reduced=128,inner=1,bytes=2"]
+    assert keys("pack_int8", "qwen3_next", dtypes=halves) == int8
     layout = StateLayout([Plane("own", (5000,), torch.float32), Plane("ssm", (9,), torch.float32)], layers=3)
     assert keys(["gather", "gather"], layout, dtypes=halves) == ["unit=16,tiles=2"]  # of the larger plane
 

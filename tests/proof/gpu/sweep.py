@@ -40,7 +40,7 @@ class Part(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012  (nobody writes to it)
 
 
-WHOLE = (Part("all"), Part("selective", "nemotron_h"))
+WHOLE = (Part("pack_int8", MODEL, {"dtypes": (BF16,)}), Part("all"), Part("selective", "nemotron_h"))
 SHORT = (
     Part(running_mean),
     Part("gated_delta", MODEL, {"batches": (1, 8, 64, 256), "dtypes": (None, BF16)}),

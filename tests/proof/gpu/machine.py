@@ -62,12 +62,14 @@ class Machine:
 
     toy: whether it runs at small sizes on the CPU. seconds: time of the part. file: the file that `keep` writes.
     compiling: whether launches only fill Triton's cache. share: (first piece, distance of pieces) of this process.
+    only: the part to compile for; see `compiling`.
     """
 
     def __init__(
         self, toy: bool, seconds: float = 600.0, file: Path | None = None, compiling: bool = False,
-        share: tuple[int, int] = (0, 1),
+        share: tuple[int, int] = (0, 1), only: str = "",
     ) -> None:  # fmt: skip
+        self.only = only
         self.toy, self._file, self.compiling, self._share = toy, file, compiling, share
         self.device = torch.device("cpu" if toy else "cuda")
         self.compilations = Compilations()
@@ -171,10 +173,11 @@ def main(part: Callable[[Machine, Result], None]) -> None:
     parser.add_argument("--share", default="0/1")
     parser.add_argument("--gsan", action="store_true", help="in memory that Triton's GSan watches; see `touch`")
     parser.add_argument("--short", action="store_true", help="the sweeps of three minutes; see `sweep`")
+    parser.add_argument("--only", default="", help="the part to compile for; see `compiling`")
     given = parser.parse_args()
     result: Result = {"failures": []}
     first, step = map(int, given.share.split("/"))
-    machine = Machine(given.toy, given.seconds, given.json, given.compile, (first, step))
+    machine = Machine(given.toy, given.seconds, given.json, given.compile, (first, step), given.only)
     compilations = machine.compilations
     compilations.install()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,13 @@ import memstate as ms
 from memstate.kernels import tuned
 from memstate.kernels.configs import DeltaConfig
 from memstate.kernels.dispatch import OPS, Backend
+from memstate.kernels.reference.scaled import loaded, stored
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof import gpu_proof
-from tests.proof.gpu import collecting, determinism, graphs, proved, sanitizer, serving, streams, stress, touch
+from tests.proof.gpu import collecting, decode, determinism, graphs, proved, sanitizer, serving, streams, stress, touch
 from tests.proof.gpu import tests as marked
-from tests.proof.gpu.machine import Machine
+from tests.proof.gpu.decode_inputs import Inputs, has, wrong_bytes
+from tests.proof.gpu.machine import Machine, TimeIsUp
 from tests.proof.gpu_proof import PARTS, Part, Proof
 from tests.support import one_order, op_cases
 from tests.support.op_case import every
@@ -201,6 +204,7 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
         part.name: "unavailable" if part.name == "sanitizer" else "ok" for part in PARTS
     }
     assert summary["complete"] and proofs["compiling"]["processes"]["stress 1 of 1"]["status"] == "ended"
+    assert len(proofs["decode"]["lines"]) > 40 and len(proofs["decode"]["bars"]) == 4
     assert proofs["stress"]["plans"] >= stress.TOY_PLANS and proofs["stress"]["audits"] > 5
     assert proofs["serving"]["compiled_after_warm_up"] == {"redirect": {}}
     assert proofs["serving"]["latency"]["states_out"] == proofs["serving"]["latency"]["states_going_down"]
@@ -249,8 +253,8 @@ class Referring(Machine):
 
     backend = "reference"  # type: ignore[assignment]
 
-    def __init__(self) -> None:
-        super().__init__(toy=True)
+    def __init__(self, seconds: float = 600.0) -> None:
+        super().__init__(toy=True, seconds=seconds)
 
 
 def test_checkers_of_memory_accesses_see_every_operation() -> None:
@@ -264,6 +268,76 @@ def test_every_operation_and_kind_of_step_is_repeated() -> None:
     determinism.prove(Referring(), result)
     assert result["failures"] == []
     assert {*every(), *KINDS, one_order.name_of(one_order.OFTEN[0])} <= set(result["repeated"])
+
+
+def test_decode_steps_are_timed_in_every_form_and_each_bar_is_judged() -> None:
+    """Each thing has a line with a time. What is late, failed or left out has a note instead."""
+    result: dict[str, Any] = {"failures": []}
+    decode.prove(Referring(), result)
+    assert result["failures"] == []
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for line in result["lines"]:
+        lines.setdefault(line["what"], []).append(line)
+
+    def seen(what: str, *names: str) -> set[Any]:
+        return {tuple(line[name] for name in names) for line in lines[what] if line.get("us", 0) > 0}
+
+    floats = ("float32", "bfloat16", "float16")
+    assert seen("delta", "dtype", "block", "fastest") == set(product(floats, (16, 32, 64), ("value", "key")))
+    assert seen("evict_first", "dtype", "block") == set(product(floats, (16, 32, 64)))
+    assert seen("verified step", "dtype") == seen("verified tree", "dtype") == seen("selective", "dtype")
+    assert seen("selective", "dtype") == {("float32",), ("bfloat16",)}
+    assert {line["block"] for line in lines["int8 records, bf16"]} == {4096, 8192}
+    assert len(lines["floor"]) == 1 and len(lines["host of a replay"]) == 2
+    assert {line["call"] for line in lines["host"]} >= {"conv", "delta"} and len(lines["pair"]) == 1
+    notes, bars = {line["note"] for line in result["lines"] if "note" in line}, list(result["bars"].values())
+    scaled, paired = has("gated_delta_step", "scales") and has("selective_step", "scales"), has("conv_delta_step")
+    if scaled:
+        forms = product(("gated_delta_step", "selective_step"), ("int16", "int8"), ("nearest", "by chance"))
+        assert seen("whole numbers", "op", "dtype", "rounds") == set(forms)
+    if paired:
+        assert all(line["equal"] for line in lines["replays of the pair"]) and seen("pair", "rows") == {(1,)}
+    assert len(notes) == (not scaled) + (not paired) == bars.count("not measured")
+    assert all(bar.startswith(("held: ", "missed: ", "not measured")) for bar in bars) and len(bars) == 4
+
+
+def test_decode_steps_without_time_are_late() -> None:
+    machine, result = Referring(seconds=1.0), {"failures": []}
+    with pytest.raises(TimeIsUp, match="cases were late"):
+        decode.prove(machine, result)
+    assert all(line["note"] == "late: not measured" for line in result["lines"]) and len(result["lines"]) > 20
+    assert set(result["bars"].values()) == {"not measured"}
+
+
+def test_a_pair_that_reads_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The convolution comes behind the step that needs it."""
+
+    def early(made: Any) -> None:
+        made.delta()
+        made.conv()
+
+    monkeypatch.setattr(decode.Pair, "one", early)
+    monkeypatch.setattr(decode, "has", lambda *_: True)
+    result: dict[str, Any] = {"failures": [], "lines": []}
+    decode.replays(decode.Run(Referring(), result, Path()), rows=1)
+    assert result["failures"] == ["pair of 1 rows, replay 10: out, state differ from two launches"]
+
+
+@pytest.mark.parametrize("fault", ["", "numbers", "scales"])
+def test_other_bytes_than_those_of_the_definition_are_noticed(fault: str) -> None:
+    def step(**given: Any) -> torch.Tensor:
+        state, scales, to = given["state"], given.get("scales"), given["write"].long()
+        if scales is None:
+            state[to] = state[given["read"].long()]
+        else:
+            exact = loaded(state[1], scales[1], 1)
+            state[2], scales[2] = stored(exact, torch.int8, 1)
+            (state if fault == "numbers" else scales)[2].view(-1)[0] += bool(fault)
+        return given["out"].zero_()
+
+    given = Inputs(torch.device("cpu"), toy=True).delta(1, torch.int8)
+    says = wrong_bytes("gated_delta_step", step, given, 1)
+    assert says == (f"gated_delta_step, torch.int8: {fault} of row 0 differ from the definition" if fault else "")
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -10,7 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -55,12 +55,21 @@ class Run:
         self.ops: Any = Backend(machine.backend, machine.device)
         self.inputs = Inputs(machine.device, machine.toy)
         self.clock = HostTimer() if machine.toy or machine.compiling else DeviceClock(machine.device)
-        self.figures: dict[str, float] = {}  # what the bars compare
+        self.many = 1 if machine.toy or machine.compiling else MANY  # rows of what the bars compare
+        self.figures: dict[str, float] = {}  # and its figures
         self._copies: dict[int, dict[str, float]] = {}
 
     def us(self, act: Act) -> float:
         """Returns the microseconds of a call on the device."""
         return round(self.clock.alone(act).device * 1e6, 2)
+
+    def graph_us(self, act: Act) -> float:
+        """Returns the microseconds of one of many calls in a graph, which follow each other as layers do."""
+        return round(self.clock.in_graph(act) * 1e6, 2)
+
+    @cached_property
+    def evicting(self) -> Callable[..., Tensor] | None:
+        return evicting(self.folder)
 
     def host_us(self, act: Act, before: Act | None = None) -> float:
         """Returns the median of the host's microseconds of a call. before: called before each, not timed."""
@@ -140,10 +149,10 @@ class Pair:
 def pair(run: Run, rows: int) -> None:
     made = Pair(run, rows)
     us = {f"us_{name}": run.us(getattr(made, name)) for name in ("conv", "delta", "two")}
-    figures: dict[str, object] = {"rows": rows, **us}
+    figures: dict[str, object] = {"rows": rows, **us, "us_two_in_graph": run.graph_us(made.two)}
     if has("conv_delta_step"):
-        figures["us"] = taken = run.us(made.one)
-        if rows == MANY:
+        figures |= {"us": (taken := run.us(made.one)), "us_in_graph": run.graph_us(made.one)}
+        if rows == run.many:
             apart = min(us["us_two"], us["us_conv"] + us["us_delta"])
             run.figures |= {"pair": taken, "apart": apart}
     else:
@@ -207,7 +216,7 @@ def whole(run: Run, op: str, dtype: torch.dtype, rows: int) -> None:
         run.failed(wrong and f"{how['rounds']}: {wrong}")
         us = run.us(partial(getattr(run.ops, op), **given))
         beside = {} if axis == 2 else run.beside_copies(rows, dtype, us)
-        if (op, dtype, rows, chance) == ("gated_delta_step", torch.int8, MANY, False):
+        if (op, dtype, rows, chance) == ("gated_delta_step", torch.int8, run.many, False):
             run.figures["int8"] = us
         run.line("whole numbers", **how, equal=not wrong, us=us, bytes=nbytes(given), **beside)
 
@@ -234,7 +243,7 @@ def blocks(run: Run, rows: int, dtype: torch.dtype, key_fastest: bool = False) -
         # an interpreter's sums have another order
         run.failed("" if equal or run.machine.toy else f"delta {how}: other bits than with a block of {BLOCKS[0]}")
         run.line("delta", **how, equal=equal, us=us, us_in_place=place, bytes=nbytes(given), **beside)
-        if rows == MANY and not key_fastest:
+        if rows == run.many and not key_fastest:
             name, share = f"delta {dtype}", beside["share_of_copy"]
             run.figures[name] = max(share, run.figures.get(name, 0.0))
             run.figures[f"us {dtype}"] = min(us, run.figures.get(f"us {dtype}", us))
@@ -242,7 +251,7 @@ def blocks(run: Run, rows: int, dtype: torch.dtype, key_fastest: bool = False) -
 
 def evicted(run: Run, rows: int, dtype: torch.dtype) -> None:
     """Times blocks of the gated delta step with `evict_first`, beside those without."""
-    step = evicting(run.folder)
+    step = run.evicting
     for block in BLOCKS if step else BLOCKS[:1]:
         if step is None:
             run.line("evict_first", rows=rows, dtype=dtype, note="no tiles to change in this tree")
@@ -289,13 +298,21 @@ def host(run: Run, rows: int) -> None:
         run.figures |= {f"kept {name}": kept, f"long {name}": long}
         run.line("host", call=name, rows=rows, us_kept=kept, us_long=long)
 
+    many = 2 if run.machine.toy else LAYERS
+
     def layers() -> None:
-        for _ in range(LAYERS):
+        for _ in range(many):
             made.two()
 
-    for count, act in ((1, made.two), (LAYERS, layers)):
+    for count, act in ((1, made.two), (many, layers)):
         if not run.machine.compiling:
             run.line("host of a replay", rows=rows, pairs=count, us=run.host_us(run.machine.capture(act)))
+
+
+def floor(run: Run) -> None:
+    """Times a call that does next to nothing: a part of every other figure."""
+    one = torch.zeros(1, device=run.machine.device)
+    run.line("floor", us=run.us(one.zero_), us_in_graph=run.graph_us(one.zero_))
 
 
 def records(run: Run, rows: int) -> None:
@@ -319,10 +336,9 @@ def cases(machine: Machine) -> Iterator[tuple[str, Callable[[Run], None]]]:
     """Yields (what, case), the newest first. What is only compiled needs one number of rows."""
     few = machine.toy or machine.compiling
     rows, some, many = ((1,), (1,), 1) if few else (ROWS, SOME, MANY)
-    for n in some[::-1]:
-        yield "pair", partial(pair, rows=n)
-    for n in some:
-        yield "replays of the pair", partial(replays, rows=n)
+    yield "floor", partial(floor)
+    yield from (("pair", partial(pair, rows=n)) for n in some[::-1])
+    yield from (("replays of the pair", partial(replays, rows=n)) for n in some)
     yield from (("delta", partial(blocks, rows=many, dtype=dtype)) for dtype in FLOATS)
     for op, dtype in product(("gated_delta_step", "selective_step"), WHOLE):
         yield "whole numbers", partial(whole, op=op, dtype=dtype, rows=many)

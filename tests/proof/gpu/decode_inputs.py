@@ -98,7 +98,7 @@ class Inputs:
     def drafts(self, rows: int, dtype: torch.dtype, tree: bool) -> Arguments:
         """Returns the arguments of a `gated_delta_step` that verifies drafts, with tokens pending in the tail."""
         heads, key_heads, keys, values = self.delta_shape
-        ring = rows + 1, DRAFTS + PENDING
+        ring = rows + 1, 2 * DRAFTS
         tail = DeltaTail(
             self.normal(*ring, key_heads, keys, dtype=BF16), self.normal(*ring, heads, values, dtype=BF16),
             torch.rand(*ring, heads, device=self.device), torch.rand(*ring, heads, device=self.device),

@@ -16,7 +16,7 @@ from tests.proof.gpu_proof import last_line, read_json
 
 ROOT = Path(__file__).parents[3]
 SHARES = {  # part -> number of processes among which its work is divided
-    "decode": 8, "touch": 4, "determinism": 4, "benches": 4, "sweep": 4, "graphs": 1, "stress": 1, "serving": 1,
+    "decode": 12, "touch": 4, "determinism": 4, "benches": 4, "sweep": 4, "graphs": 1, "stress": 1, "serving": 1,
     "streams": 1,
 }  # fmt: skip
 TOY_SHARES = {"decode": 1, "stress": 1}

@@ -29,7 +29,7 @@ from memstate_tools.bench.clock import DeviceClock, HostTimer, TooSlow, host_sec
 from memstate_tools.models import model_of, toy_of
 from memstate_tools.workload import make
 from tests.proof import gpu_proof
-from tests.proof.gpu.decode_inputs import Arguments, Inputs, evicting, has, nbytes, wrong_bytes
+from tests.proof.gpu.decode_inputs import Arguments, Inputs, evicting, has, nbytes, positional, wrong_bytes
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp
 from tests.proof.gpu_proof import PROGRAM, Part
 from tests.support.decode_case import same_bits
@@ -124,8 +124,7 @@ class Pair:
         self.conv_given = inputs.conv(rows, tokens, place)
         self.mixed = self.conv_given["out"]
         self.delta_given: Arguments = inputs.cut(self.mixed) | gates
-        shared = {name: self.conv_given[name] for name in ("x", "weight", "bias")}
-        self._given = shared | gates | {"window": self.conv_given["state"], "mixed": self.mixed}
+        self._both = positional("conv_step", self.conv_given), positional("gated_delta_step", self.delta_given)
 
     def conv(self) -> None:
         self._ops.conv_step(**self.conv_given)
@@ -138,7 +137,7 @@ class Pair:
         self.delta()
 
     def one(self) -> None:
-        self._ops.conv_delta_step(**self._given)
+        self._ops.conv_delta_step(*self._both)
 
     @property
     def written(self) -> dict[str, Tensor]:

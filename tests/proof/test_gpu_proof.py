@@ -21,9 +21,22 @@ from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.reference.scaled import loaded, stored
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof import gpu_proof
-from tests.proof.gpu import collecting, decode, determinism, graphs, proved, sanitizer, serving, streams, stress, touch
+from tests.proof.gpu import (
+    collecting,
+    decode,
+    decode_cases,
+    determinism,
+    graphs,
+    proved,
+    sanitizer,
+    serving,
+    streams,
+    stress,
+    touch,
+)
 from tests.proof.gpu import tests as marked
 from tests.proof.gpu.decode_inputs import Inputs, has, wrong_bytes
+from tests.proof.gpu.decode_run import Run
 from tests.proof.gpu.machine import Machine, TimeIsUp
 from tests.proof.gpu_proof import PARTS, Part, Proof
 from tests.support import one_order, op_cases
@@ -316,10 +329,10 @@ def test_a_pair_that_reads_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch)
         made.delta()
         made.conv()
 
-    monkeypatch.setattr(decode.Pair, "one", early)
-    monkeypatch.setattr(decode, "has", lambda *_: True)
+    monkeypatch.setattr(decode_cases.Pair, "one", early)
+    monkeypatch.setattr(decode_cases, "has", lambda *_: True)
     result: dict[str, Any] = {"failures": [], "lines": []}
-    decode.replays(decode.Run(Referring(), result, Path()), rows=1)
+    decode_cases.replays(Run(Referring(), result, Path()), rows=1)
     assert result["failures"] == ["pair of 1 rows, replay 10: out, state differ from two launches"]
 
 

@@ -1,0 +1,83 @@
+"""Times calls, and keeps the lines of `decode`."""
+
+import json
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate_tools.bench.clock import DeviceClock, HostTimer, host_seconds
+from tests.proof.gpu.decode_inputs import Inputs, evicting
+from tests.proof.gpu.machine import Machine, Result
+
+MANY = 64  # rows of what the bars compare
+CALLS, TOY_CALLS = 200, 2  # calls whose host time is taken
+Act = Callable[[], object]
+
+
+class Run:
+    """The operations, a clock, and the lines that are written so far."""
+
+    def __init__(self, machine: Machine, result: Result, folder: Path) -> None:
+        self.machine, self.folder, self._result = machine, folder, result
+        self.ops: Any = Backend(machine.backend, machine.device)
+        self.inputs = Inputs(machine.device, machine.toy)
+        self.clock = HostTimer() if machine.toy or machine.compiling else DeviceClock(machine.device)
+        self.many = 1 if machine.toy or machine.compiling else MANY  # rows of what the bars compare
+        self.figures: dict[str, float] = {}  # and its figures
+        self._copies: dict[int, dict[str, float]] = {}
+
+    def us(self, act: Act) -> float:
+        """Returns the microseconds of a call on the device."""
+        return round(self.clock.alone(act).device * 1e6, 2)
+
+    def graph_us(self, act: Act) -> float:
+        """Returns the microseconds of one of many calls in a graph, which follow each other as layers do."""
+        return round(self.clock.in_graph(act) * 1e6, 2)
+
+    @cached_property
+    def evicting(self) -> Callable[..., Tensor] | None:
+        return evicting(self.folder)
+
+    def host_us(self, act: Act, before: Act | None = None) -> float:
+        """Returns the median of the host's microseconds of a call. before: called before each, not timed."""
+        times = []
+        for _ in range(TOY_CALLS if self.machine.toy or self.machine.compiling else CALLS):
+            if before:
+                before()
+            times.append(host_seconds(act, self.machine.device))
+        return round(median(times) * 1e6, 2)
+
+    def line(self, what: str, **figures: object) -> None:
+        """Keeps a line, and prints it."""
+        line = {"what": what} | {name: str(x)[6:] if isinstance(x, torch.dtype) else x for name, x in figures.items()}
+        self._result["lines"].append(line)
+        self.machine.keep(self._result)
+        print(json.dumps(line), flush=True)
+
+    def failed(self, why: str) -> None:
+        self._result["failures"] += [why] if why else []
+
+    def beside_copies(self, rows: int, dtype: torch.dtype, us: float) -> dict[str, float]:
+        """Returns the rate of a gated delta step, and those of copies of as many states, which are measured here."""
+        heads, _, keys, values = self.inputs.delta_shape
+        half = rows * heads * keys * values * dtype.itemsize
+        if half not in self._copies:
+            of = torch.empty(half, dtype=torch.uint8, device=self.machine.device).random_(0, 256)
+            to = torch.empty_like(of)
+            layout = ms.StateLayout([ms.Plane("ssm", (heads, keys, values), dtype)], layers=1)
+            planes, slots = ms.Planes(layout, 2 * rows, self.ops), self.inputs.slots(rows, 1, False)
+            moved = partial(planes.copy, slots["write"], slots["read"], due=rows)
+            moves: dict[str, Act] = {"copy": partial(to.copy_, of), "copy_slots": moved}
+            self._copies[half] = {f"us_{name}": self.us(act) for name, act in moves.items()}
+        copies = self._copies[half]
+        rates = {name.replace("us", "TBs", 1): round(2 * half / taken / 1e6, 3) for name, taken in copies.items()}
+        return {
+            "TBs": round(2 * half / us / 1e6, 3), **copies, **rates, "share_of_copy": round(copies["us_copy"] / us, 3),
+        }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Has the cases of `decode`. Each times one thing in its forms, compares bits where there are two ways, and writes lines."""
+"""Has the cases of `decode`: each times one thing in its forms, and compares bits where there are two ways to them."""
 
 from functools import partial
 from itertools import product

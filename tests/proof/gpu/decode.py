@@ -85,7 +85,7 @@ def bars(figures: dict[str, float]) -> dict[str, str]:
 
 def prove(machine: Machine, result: Result) -> None:
     """Runs all cases. The result has the lines, and each bar."""
-    result |= {"lines": [], "bars": {}}
+    result |= {"lines": [], "bars": bars({})}
     late = 0
     with TemporaryDirectory() as folder:
         run = Run(machine, result, Path(folder))
@@ -102,7 +102,7 @@ def prove(machine: Machine, result: Result) -> None:
                 traceback.print_exc()
                 run.failed(f"{what}: {type(error).__name__}: {error}"[:500])
                 run.line(what, note="failed")
-        result["bars"] = bars(run.figures)
+            result["bars"] = bars(run.figures)
     if late:
         raise TimeIsUp(f"{late} cases were late")
 

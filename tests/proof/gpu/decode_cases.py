@@ -18,7 +18,7 @@ from tests.support.decode_case import same_bits
 
 FP32, BF16 = torch.float32, torch.bfloat16
 BLOCKS = (16, 32, 64)
-REPLAYS, TOY_REPLAYS, TURN = 1000, 4, 10  # replays of the pair; those between two comparisons
+REPLAYS, TURN = 1000, 10  # replays of the pair; those between two comparisons
 SLOW, TOY_SLOW = 64, 2  # tokens of a convolution that takes far longer than the start of the step behind it
 LAYERS, TOY_LAYERS = 36, 2  # pairs of a replayed graph: those of Qwen3-Next
 LAST = 3.0  # seconds that must be left to begin another case
@@ -83,7 +83,8 @@ def replays(run: Run, rows: int) -> None:
     if not has("conv_delta_step"):
         run.line("replays of the pair", note="conv_delta_step is not in this tree")
         return
-    tokens, toy = (TOY_SLOW, True) if run.machine.toy or run.machine.compiling else (SLOW, False)
+    few = run.machine.toy or run.machine.compiling
+    tokens = TOY_SLOW if few else SLOW
     mine, other = (Pair(run, rows, tokens, place=True) for _ in range(2))
 
     def steps(side: Pair, step: Act) -> None:
@@ -91,14 +92,14 @@ def replays(run: Run, rows: int) -> None:
             side.mixed.fill_(float("nan"))
             step()
 
-    acts = []
+    acts = list[Act]()
     for side, step in ((mine, mine.one), (other, other.two)):
         act = partial(steps, side, step)
         act()
         run.machine.wait()
         acts.append(run.machine.capture(act))
     wrong, done = "", 0
-    while done < (TOY_REPLAYS if toy else REPLAYS) and not wrong and run.machine.left > LAST:
+    while done < (TURN if few else REPLAYS) and not wrong and run.machine.left > LAST:
         other.conv_given["x"].copy_(mine.conv_given["x"].normal_())
         for act in acts:
             for _ in range(TURN):
@@ -129,10 +130,9 @@ def whole(run: Run, op: str, dtype: torch.dtype, rows: int) -> None:
         wrong = wrong_bytes(op, getattr(run.ops, op), few, axis)
         run.differs(wrong and f"{how['rounds']}: {wrong}")
         us = run.us(partial(getattr(run.ops, op), **given))
-        beside = {} if axis == 2 else run.beside_copies(rows, dtype, us)
         if (op, dtype, rows, chance) == ("gated_delta_step", torch.int8, run.many, False):
             run.figures["int8"] = us
-        run.line("whole numbers", **how, equal=not wrong, us=us, bytes=nbytes(given), **beside)
+        run.line("whole numbers", **how, equal=not wrong, us=us, **run.beside_copies(nbytes(given), us))
 
 
 # -- gated delta, selective --------------------------------------------------------------------------------------------
@@ -152,14 +152,16 @@ def blocks(run: Run, rows: int, dtype: torch.dtype, key_fastest: bool = False) -
             equal = all(map(same_bits, left, first))
             us = run.us(step)
             place = run.us(partial(step, write=given["read"]))
-        beside = run.beside_copies(rows, dtype, us)
+        beside = run.beside_copies(nbytes(given), us)
         how = {"rows": rows, "dtype": dtype, "block": block, "fastest": "key" if key_fastest else "value"}
         run.differs("" if equal else f"delta {how}: other bits than with a block of {BLOCKS[0]}")
-        run.line("delta", **how, equal=equal, us=us, us_in_place=place, bytes=nbytes(given), **beside)
+        run.line(
+            "delta", **how, equal=equal, us=us, us_in_place=place, us_copy_slots=run.slots_us(rows, dtype), **beside
+        )
         if rows == run.many and not key_fastest:
             name, share = f"delta {dtype}", beside["share_of_copy"]
             run.figures[name] = max(share, run.figures.get(name, 0.0))
-            run.figures[f"us {dtype}"] = min(us, run.figures.get(f"us {dtype}", us))
+            run.figures.setdefault(f"us {dtype}", us)  # of the default block
 
 
 def evicted(run: Run, rows: int, dtype: torch.dtype) -> None:
@@ -184,18 +186,16 @@ def verified(run: Run, rows: int, dtype: torch.dtype, tree: bool) -> None:
     given, plain = run.inputs.drafts(rows, dtype, tree), run.inputs.delta(rows, dtype)
     us, one = (run.us(partial(run.ops.gated_delta_step, **each)) for each in (given, plain))
     run.line(
-        "verified tree" if tree else "verified step", rows=rows, dtype=dtype, us=us, us_plain=one, bytes=nbytes(given),
-        bytes_plain=nbytes(plain),
+        "verified tree" if tree else "verified step", rows=rows, dtype=dtype, us=us, us_plain=one,
+        bytes_plain=nbytes(plain), **run.beside_copies(nbytes(given), us),
     )  # fmt: skip
 
 
 def selective(run: Run, rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     given = run.inputs.mamba(rows, dtype)
-    us, moved = run.us(partial(run.ops.selective_step, **given)), nbytes(given)
-    of = torch.zeros(moved // 2, dtype=torch.uint8, device=run.machine.device)
-    copy = run.us(partial(torch.empty_like(of).copy_, of))
-    run.line("selective", rows=rows, dtype=dtype, us=us, us_copy=copy, bytes=moved, TBs=round(moved / us / 1e6, 3))
+    us = run.us(partial(run.ops.selective_step, **given))
+    run.line("selective", rows=rows, dtype=dtype, us=us, **run.beside_copies(nbytes(given), us))
 
 
 # -- the host, records -------------------------------------------------------------------------------------------------
@@ -234,8 +234,7 @@ def records(run: Run, rows: int) -> None:
     model = toy_of(model, "pack_int8") if run.machine.toy else model
     model = model._replace(layout=ms.StateLayout(model.layout.planes, layers=1))
     work = make("pack_int8", model, rows, run.ops, seed=1)
-    of = torch.zeros(work.nbytes["pack int8"] // 2, dtype=torch.uint8, device=run.machine.device)
-    copy = run.us(partial(torch.empty_like(of).copy_, of))
+    copy = run.copy_us(work.nbytes["pack int8"])
     for block, programs in product((4096, 8192), (4, 16)):
         with trying(Int8Config(block=block, programs_per_sm=programs)):
             taken = {f"us_{op.split()[0]}": run.us(act) for op, act in work.acts.items()}

@@ -31,7 +31,8 @@ class Run:
         self.clock = HostTimer() if machine.toy or machine.compiling else DeviceClock(machine.device)
         self.many = 1 if machine.toy or machine.compiling else MANY  # rows of what the bars compare
         self.figures: dict[str, float] = {}  # and its figures
-        self._copies: dict[int, dict[str, float]] = {}
+        self._copies: dict[int, float] = {}
+        self._slots: dict[tuple[int, int], float] = {}
 
     def us(self, act: Act) -> float:
         """Returns the microseconds of a call on the device."""
@@ -68,20 +69,25 @@ class Run:
     def failed(self, why: str) -> None:
         self._result["failures"] += [why] if why else []
 
-    def beside_copies(self, rows: int, dtype: torch.dtype, us: float) -> dict[str, float]:
-        """Returns the rate of a gated delta step, and those of copies of as many states, which are measured here."""
+    def copy_us(self, moved: int) -> float:
+        """Returns the microseconds of a plain copy that reads and writes so many bytes together."""
+        if moved not in self._copies:
+            of = torch.empty(moved // 2, dtype=torch.uint8, device=self.machine.device).random_(0, 256)
+            self._copies[moved] = self.us(partial(torch.empty_like(of).copy_, of))
+        return self._copies[moved]
+
+    def slots_us(self, rows: int, dtype: torch.dtype) -> float:
+        """Returns the microseconds of `copy_slots` of as many states as a gated delta step moves."""
         heads, _, keys, values = self.inputs.delta_shape
-        half = rows * heads * keys * values * dtype.itemsize
-        if half not in self._copies:
-            of = torch.empty(half, dtype=torch.uint8, device=self.machine.device).random_(0, 256)
-            to = torch.empty_like(of)
+        if (rows, dtype.itemsize) not in self._slots:
             layout = ms.StateLayout([ms.Plane("ssm", (heads, keys, values), dtype)], layers=1)
             planes, slots = ms.Planes(layout, 2 * rows, self.ops), self.inputs.slots(rows, 1, False)
-            moved = partial(planes.copy, slots["write"], slots["read"], due=rows)
-            moves: dict[str, Act] = {"copy": partial(to.copy_, of), "copy_slots": moved}
-            self._copies[half] = {f"us_{name}": self.us(act) for name, act in moves.items()}
-        copies = self._copies[half]
-        rates = {name.replace("us", "TBs", 1): round(2 * half / taken / 1e6, 3) for name, taken in copies.items()}
-        return {
-            "TBs": round(2 * half / us / 1e6, 3), **copies, **rates, "share_of_copy": round(copies["us_copy"] / us, 3),
-        }  # fmt: skip
+            act = partial(planes.copy, slots["write"], slots["read"], due=rows)
+            self._slots[rows, dtype.itemsize] = self.us(act)
+        return self._slots[rows, dtype.itemsize]
+
+    def beside_copies(self, moved: int, us: float) -> dict[str, float]:
+        """Returns the rate of a call, and that of a plain copy of as many bytes, which is measured here."""
+        copy = self.copy_us(moved)
+        rates = {"TBs": round(moved / us / 1e6, 3), "TBs_copy": round(moved / copy / 1e6, 3)}
+        return {"bytes": moved, "us_copy": copy, **rates, "share_of_copy": round(copy / us, 3)}

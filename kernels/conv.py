@@ -10,11 +10,13 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.configs import ConvConfig
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.kept import launch_step, launched_again
+from memstate.kernels.remembered import Checked
 from memstate.kernels.slots import (
     NO_MARKS,
     first_mark,
@@ -137,8 +139,12 @@ def _conv_step(
     cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr,
     max_tokens, last, stride_units, x_distance, out_distance, tail_x_apart, tail_rows, ring, nodes,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
-    BLOCK: tl.constexpr, LANE: tl.constexpr,
+    BLOCK: tl.constexpr, LANE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
+    if AHEAD:
+        # The next launch may begin as soon as all programs are here: by then all launches before this one have ended.
+        gdc_wait()
+        gdc_launch_dependents()
     OLD: tl.constexpr = TAPS - 1
     row = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * (BLOCK // LANE) + tl.arange(0, BLOCK // LANE)[:, None]
@@ -272,9 +278,21 @@ def conv_step(
     tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
-    checked = check_conv(
+    given = (
         x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents
-    )
+    )  # fmt: skip
+    return launched(check_conv(*given), given)
+
+
+def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], ahead: bool = False) -> Tensor:
+    """Launches a step that has passed its check.
+
+    Args:
+        checked: result of the check.
+        given: all arguments of `conv_step`, in order.
+        ahead: whether the next launch may begin before this one ends.
+    """
+    x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents = given
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, channels = x.shape
     if batch == 0:
@@ -283,7 +301,8 @@ def conv_step(
         x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         *tail_tensors(ConvTail, tail, cursor, parents),
     )  # fmt: skip
-    if launched_again(checked, tensors):
+    form = "ahead" if ahead else ""
+    if launched_again(checked, tensors, form):
         return out
     unit = stride_unit(state)
     taps, tap_fastest, _ = static = key_sizes(state)
@@ -294,10 +313,11 @@ def conv_step(
     )  # fmt: skip
     constants = {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "UNIT": unit, "SILU": activation == "silu",
-        "BLOCK": block, "LANE": lane,
+        "BLOCK": block, "LANE": lane, "AHEAD": ahead,
     }  # fmt: skip
     options = OPTIONS | limit(
         roomy(config.warps, marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT)
     )
-    launch_step(checked, _conv_step, (*grid, batch), tensors, numbers, constants, options | {"num_warps": config.warps})
+    options |= {"num_warps": config.warps}
+    launch_step(checked, _conv_step, (*grid, batch), tensors, numbers, constants, options, form)
     return out

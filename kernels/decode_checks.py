@@ -7,6 +7,7 @@ compare plainly, and parse no patterns. Each raises a ValueError that names the 
 from itertools import combinations
 from math import prod
 from numbers import Real
+from operator import is_
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, M
 
 Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # field of a tail -> (shape, dtype) of one token in its ring
 ACTIVATIONS = ("silu", None)
+CONV_DEFAULTS = ("silu", *[None] * 5)  # of arguments that a call of `conv_step` may leave out
+DELTA_DEFAULTS = (*[None] * 5, False, False, *[None] * 8, 0, 0)
 LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # tokens of a batch, padding included: kernels count them in 32 bits
 MOST_PROGRAMS = 65535  # programs along the second and the third axis of a grid: heads and rows
@@ -566,8 +569,34 @@ def check_mamba3(
     for name, blocks in slots.items():
         check_apart(name, blocks, others, "out")
     for (name, mine), (other, its) in combinations(slots.items(), 2):
-        if mine.start < its.end() and its.start < mine.end():  # slots of one plane may lie in gaps of the other
-            stride, after = mine.axes[0][1], its.start - mine.start
-            if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
-                raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
+        _check_planes_apart(name, mine, other, its)
     return distances, apart
+
+
+def _check_planes_apart(name: str, mine: PlaneBlocks, other: str, its: PlaneBlocks) -> None:
+    """Refuses planes whose slots share bytes. Slots of one plane may lie in gaps of the other."""
+    if mine.start < its.end() and its.start < mine.end():
+        stride, after = mine.axes[0][1], its.start - mine.start
+        if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
+            raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
+
+
+def check_conv_delta(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Refuses arguments of `conv_delta_step` that do not fit, also to each other.
+
+    The second launch reads the state, the columns of the step and its marks while the first one runs. So the first one
+    must not write them.
+
+    Returns:
+        All arguments of both steps, in order, and the results of their checks.
+    """
+    conv, delta = conv + CONV_DEFAULTS[len(conv) - 8 :], delta + DELTA_DEFAULTS[len(delta) - 10 :]
+    checked = check_conv(*conv), check_gated_delta(*delta)
+    if not all(map(is_, (*conv[4:8], conv[10]), (*delta[6:10], delta[12]))):
+        raise ValueError("read, write, snapshot, tokens, marks: expected the same tensors in both steps")
+    for name, plane in (("state", delta[5]), ("scales", delta[17])):
+        if plane is not None:
+            slots = blocks_of(plane, 1)
+            _check_planes_apart("state of conv_step", blocks_of(conv[3], 1), f"{name} of gated_delta_step", slots)
+            check_apart(name, slots, {"out": conv[9], "tail.x": conv[11] and conv[11].x})
+    return conv, delta, *checked

@@ -15,6 +15,7 @@ from memstate.kernels import interpreter
 from memstate.kernels.reference import (
     bitmap,
     conv,
+    conv_delta,
     copy,
     gated_delta,
     gather,
@@ -33,6 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAMES = ("reference", "interpreter", "cuda")
+LAUNCHES = {"conv_delta_step": 2}  # op -> launches of a call; 1 for others
 HERE = nullcontext()
 
 
@@ -87,7 +89,7 @@ class Op(Generic[P, R]):
     def __get__(self, backend: "Backend | None", owner: type["Backend"]) -> Callable[P, R]:
         if backend is None:
             return self.reference
-        counts, name = backend.counts, self.name
+        counts, name, launches = backend.counts, self.name, LAUNCHES.get(self.name, 1)
         folder = "memstate.kernels.reference" if backend.name == "reference" else "memstate.kernels"
         call: Callable[P, R]
         if self.launch:
@@ -99,7 +101,7 @@ class Op(Generic[P, R]):
 
         @wraps(self.reference)
         def launch(*args: P.args, **kwargs: P.kwargs) -> R:
-            counts.launches[name] += 1
+            counts.launches[name] += launches
             return call(*args, **kwargs)
 
         setattr(backend, name, launch)  # later uses find it on the backend
@@ -109,9 +111,9 @@ class Op(Generic[P, R]):
 class Backend:
     """The ops of memstate, as Triton kernels or in plain torch: `Backend(device="cuda").conv_step(...)`.
 
-    Decode loops call the same ops as memstate itself. Each call is counted as one launch in `counts`. A manager has a
-    backend of its own, which counts what memstate launches. A launch goes to the device of its tensors, on the current
-    stream of that device, whatever device is current.
+    Decode loops call the same ops as memstate itself. Each call is counted as one launch in `counts`, a call of
+    `conv_delta_step` as two. A manager has a backend of its own, which counts what memstate launches. A launch goes to
+    the device of its tensors, on the current stream of that device, whatever device is current.
 
     Args:
         name: "auto", "reference", "interpreter" or "cuda".
@@ -145,6 +147,7 @@ class Backend:
     run_rows = Op(copy.run_rows)
     conv_step = Op(conv.conv_step)
     gated_delta_step = Op(gated_delta.gated_delta_step)
+    conv_delta_step = Op(conv_delta.conv_delta_step)
     selective_step = Op(selective.selective_step)
     mamba3_step = Op(mamba3.mamba3_step)
     keep_path = Op(trees.keep_path)

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.configs import DeltaConfig, shares
@@ -24,6 +25,7 @@ from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.kept import launch_step, launched_again
 from memstate.kernels.pieces import halves, rounded
+from memstate.kernels.remembered import Checked
 from memstate.kernels.scaled import draws, scaled, whole
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -218,19 +220,22 @@ def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
 
 
 @triton.jit
-def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
+def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, EARLY: tl.constexpr):
     """Returns a piece of the state in fp32: a tensor `lane value` for each of a lane's RUN keys. Zeros outside `mask`.
 
-    Whole numbers stay as they are.
+    Whole numbers stay as they are. If EARLY, the loads go past the first cache, because the launch in front of this one
+    still runs.
 
     Two neighbouring bf16 elements of a lane are joined again to the word that was loaded, which costs nothing, and are
     converted together. To convert each element alone takes 1.5 times as many instructions.
     """
     loaded = ()
+    cache: tl.constexpr = ".cg" if EARLY else ""
     if ptr.dtype.element_ty.is_int():
-        loaded += _rows(tl.load(ptr, mask=mask, other=0), RUN)
+        loaded += _rows(tl.load(ptr, mask=mask, other=0, cache_modifier=cache), RUN)
     elif ptr.dtype.element_ty == tl.bfloat16 and (RUN if KEY_FASTEST else ptr.shape[1]) > 1:
-        bits = tl.load(ptr.to(tl.pointer_type(tl.uint16), bitcast=True), mask=mask, other=0).to(tl.uint32)
+        word = ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
+        bits = tl.load(word, mask=mask, other=0, cache_modifier=cache).to(tl.uint32)
         if KEY_FASTEST:
             rows = _rows(bits, RUN)
             for row in tl.static_range(0, RUN, 2):
@@ -240,7 +245,7 @@ def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
             both = halves(pair[0] | (pair[1] << 16))
             loaded += (tl.join(both[0], both[1]).reshape(bits.shape[0], bits.shape[1]),)
     else:
-        loaded += _rows(tl.load(ptr, mask=mask, other=0.0).to(tl.float32), RUN)
+        loaded += _rows(tl.load(ptr, mask=mask, other=0.0, cache_modifier=cache).to(tl.float32), RUN)
     return loaded
 
 
@@ -321,16 +326,18 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
 def _tile(
     ptr, slot, apart, scales_ptr, scales_apart, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
     PIECE_STEP: tl.constexpr, KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr,
-    PIECES: tl.constexpr,
+    PIECES: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Returns the tile of a slot in fp32, zeros for slot 0; pointers as in `_store`."""
     tile = ()
     for piece in tl.static_range(PIECES):
         mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        tile += _load(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN)
+        tile += _load(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN, EARLY)
     if scales_ptr is not None:
-        scale_mask = tl.where(slot > 0, in_value, False)
-        tile = scaled(tile, tl.load(scales_ptr + slot * scales_apart, mask=scale_mask, other=0.0), PIECES * RUN)
+        mask = tl.where(slot > 0, in_value, False)
+        cache: tl.constexpr = ".cg" if EARLY else ""
+        scale = tl.load(scales_ptr + slot * scales_apart, mask=mask, other=0.0, cache_modifier=cache)
+        tile = scaled(tile, scale, PIECES * RUN)
     return tile
 
 
@@ -393,6 +400,7 @@ def _gated_delta_step(
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, APART: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    BEHIND: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -421,20 +429,23 @@ def _gated_delta_step(
     slot_stride = stride_units.to(tl.int64) * UNIT
     tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
     tile_ptr = state_ptr + tile
-    rate = 0.0
-    if a_log_ptr is not None:
-        rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     scales_at, chance, length = None, None, 0
     if scales_ptr is not None:
         scales_at = scales_ptr + head * VALUE + value
+    s = _tile(
+        tile_ptr, read, slot_stride, scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
+        KEY_FASTEST, RUN, PIECES, BEHIND,
+    )  # fmt: skip
+    if BEHIND:
+        # So far this program has read what the launch before does not write: columns of the step, and the state.
+        gdc_wait()
+    rate = 0.0
+    if a_log_ptr is not None:
+        rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     if seed is not None:
         chance = (seed, layer, ((first_head + head) * VALUE + value) * (KEY // 16))
         length = tl.load(lengths_ptr + row)
     once = chance if cursor_row_ptr is None else None  # with a tail, states are rounded before they are stored
-    s = _tile(
-        tile_ptr, read, slot_stride, scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
-        KEY_FASTEST, RUN, PIECES,
-    )  # fmt: skip
 
     COUNT: tl.constexpr = PIECES * RUN
     if cursor_row_ptr is not None:
@@ -661,10 +672,24 @@ def gated_delta_step(
     lengths: Tensor | None = None, seed: int | None = None, layer: int = 0, first_head: int = 0,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    checked = check_gated_delta(
+    given = (
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
         normalize, a, b, tail, cursor, parents, scales, lengths, seed, layer, first_head,
     )  # fmt: skip
+    return launched(check_gated_delta(*given), given)
+
+
+def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], behind: bool = False) -> Tensor:
+    """Launches a step that has passed its check.
+
+    Args:
+        checked: result of the check.
+        given: all arguments of `gated_delta_step`, in order.
+        behind: whether this launch may begin before the launch in front of it ends, which writes neither the state nor
+            the columns of the step.
+    """
+    q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, *others = given
+    sigmoid, normalize, a, b, tail, cursor, parents, scales, lengths, seed, layer, first_head = others
     out = v.new_empty(v.shape) if out is None else out
     batch, max_tokens, heads = v.shape[:3]
     if batch == 0:
@@ -674,7 +699,8 @@ def gated_delta_step(
         q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS), a, b,
         *tail_tensors(DeltaTail, tail, cursor, parents), scales, lengths,
     )  # fmt: skip
-    if launched_again(checked, tensors):
+    form = "behind" if behind else ""
+    if launched_again(checked, tensors, form):
         return out
     keys, values, itemsize, key_fastest, _ = static = key_sizes(state)
     config = config_of(DeltaConfig, state.device, *static, rows=batch)
@@ -689,7 +715,9 @@ def gated_delta_step(
         "HEADS": heads, "KEY_HEADS": q.shape[2], "KEY": keys, "VALUE": values, "PER_KEY": decay.dim() == 4,
         "KEY_FASTEST": key_fastest, "UNIT": unit, "BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run,
         "APART": 1 if key_fastest else min(warps, lanes), "SIGMOID": sigmoid, "NORMALIZE": normalize,
+        "BEHIND": behind,
     }  # fmt: skip
     options = {"num_warps": warps, **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps)))}
-    launch_step(checked, _gated_delta_step, (*grid, batch), tensors, numbers, constants, options)
+    options |= {"launch_pdl": True} if behind else {}
+    launch_step(checked, _gated_delta_step, (*grid, batch), tensors, numbers, constants, options, form)
     return out

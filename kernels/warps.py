@@ -79,6 +79,17 @@ def _threads(active: Any) -> int:
     return int(active.get_current_target().warp_size)
 
 
+def overlaps() -> bool:
+    """Returns whether the current device can begin a launch before the one in front of it ends: from sm_90 on."""
+    return not knobs.runtime.interpret and _overlaps(driver.active)
+
+
+@cache
+def _overlaps(active: Any) -> bool:
+    target = active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
+
+
 @cache
 def _limits(active: Any) -> bool:
     return bool(active.get_current_target().backend == "cuda")

@@ -5,7 +5,7 @@ again where their ways join. A barrier lets a program go on when all its threads
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final
 
@@ -39,6 +39,8 @@ class Program:
         self.listing = read(text)
         self.name, self.kinds = self.listing.name, self.listing.kinds
         self._blocks: dict[int, list[tuple[Step | None, Instruction]]] = {}
+        self.signals = "griddepcontrol.launch_dependents" in text  # whether the next launch may begin before it ends
+        self._front: list[Callable[[], None]] = []
         accesses = [one for block in self.listing.blocks for one in block if one.words[0] in steps.ACCESSES]
         self.cells = tuple(
             min((steps.size_of(one) for one in accesses if space in one.words), default=2)
@@ -47,7 +49,7 @@ class Program:
 
     def run(
         self, grid: Sequence[int], args: Sequence[torch.Tensor | int | float], warps: int, shared: int = 0,
-        order: str = "together",
+        order: str = "together", front: Sequence[Callable[[], None]] = (),
     ) -> Counter[tuple[str, str]]:  # fmt: skip
         """Runs all programs of a launch on the memory of its tensors.
 
@@ -57,6 +59,8 @@ class Program:
             warps: warps of a program.
             shared: bytes of shared memory of a program.
             order: "together", "warps", "backwards", or digits, the seed of a random order of warps and programs.
+            front: runs the launch in front of this one, if that has not run. It then runs as late as it may: when
+                a program of this launch waits for it. So a program that reads its results too early reads old bytes.
 
         Returns:
             Number of cells that raced, by (what, place in the source).
@@ -65,11 +69,21 @@ class Program:
             Fault: the kernel does what no kernel may do.
         """
         with ONE_AT_A_TIME:
-            return self._run(grid, args, warps, shared, order)
+            self._front = list(front)
+            raced = self.run_now(grid, args, warps, shared, order)
+            if self._front:
+                raise Fault(f"{self.name}: does not wait for the launch in front of it")
+            return raced
 
-    def _run(
+    def wait(self) -> None:
+        """Runs the launch in front of this one, unless it has run."""
+        while self._front:
+            self._front.pop()()
+
+    def run_now(
         self, grid: Sequence[int], args: Sequence[torch.Tensor | int | float], warps: int, shared: int, order: str
     ) -> Counter[tuple[str, str]]:  # fmt: skip
+        """Does what `run` does, without waiting for other threads' launches."""
         ALLOCATIONS.note(each for each in args if isinstance(each, torch.Tensor))
         bits = [_bits(each) for each in args]
         directions = (*grid, 1, 1)[:3]

@@ -31,6 +31,8 @@ def find(one: Instruction) -> Step | None:
         return lambda machine, one, at: machine.meet(one, at, 1)
     if words[:2] == ("ld", "param"):
         return _parameter
+    if name == "griddepcontrol":
+        return {"wait": lambda machine, one, at: machine.of.wait()}.get(words[1], lambda machine, one, at: None)
     if name in ("ldmatrix", "stmatrix"):
         return _matrices if "m8n8" in words and words[-2:] == ("shared", "b16") else None
     if name in ("ld", "st", "atom", "red"):

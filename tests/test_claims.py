@@ -6,16 +6,14 @@ from memstate.kernels.dispatch import OPS
 from tests.support.sources import ROOT, sources
 
 # The operations claim, ownership and plan hand out slots.
-MODEL = (
-    "memstate_tools.demo.mixers", "memstate_tools.bench.forward", "memstate_tools.workload",
-    "integrations.transformers.on_slots",
-)  # fmt: skip
+MODEL = ("memstate_tools.demo.mixers", "memstate_tools.workload", "integrations.transformers.on_slots")
 CALLERS = {
     ("slots.allocator",): "claim release",
     ("slots.registers",): "ownership resolve audit plan",
     ("state.planes",): "copy_slots zero_slots run_data run_rows keep_path gather_slots scatter_slots scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
     ("memstate_tools.workload",): "mamba3_step",
+    ("memstate_tools.bench.forward",): "conv_delta_step",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
 ALLOWED = {(module, op) for modules, ops in CALLERS.items() for op in ops.split() for module in modules}

@@ -12,9 +12,9 @@ from memstate.kernels.reference.gated_delta import gated_delta_step
 def conv_delta_step(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> Tensor:
     """Does `conv_step(*conv)`, then `gated_delta_step(*delta)`, with the same bits.
 
-    q, k and v of the second step are slices of `out` of the first. The op makes two launches. From sm_90 on, the second
-    begins before the first ends, and loads states meanwhile. So a layer calls this op if nothing else runs between its
-    two steps. Both steps are checked before either changes a byte.
+    q, k and v of the second step are slices of `out` of the first. Call this op where nothing else runs between the two
+    steps. It makes two launches. On NVIDIA's devices from sm_90 on, the second launch begins before the first ends, and
+    loads states meanwhile. Both steps are checked before a byte changes.
 
     Args:
         conv: arguments of `conv_step`, in order, with `out`. Optional ones at the end may be left out.

@@ -33,12 +33,14 @@ class Refused(NamedTuple):
 
 NOTHING = Refused()
 INNER = "all its tensors come from memstate"
+PARTS = "the two steps refuse; what they may not share: test_conv_delta.py"
 REFUSED: dict[str, Refused | str] = {  # op -> what it refuses, or why nothing is tested here
     "claim": INNER, "ownership": INNER, "run_data": INNER, "run_rows": INNER,
     "release": NOTHING, "resolve": NOTHING, "audit": NOTHING, "plan": NOTHING, "keep_path": NOTHING,
     "copy_slots": NOTHING, "zero_slots": NOTHING,
     "conv_step": Refused(("out", "state", "tail"), True),
     "gated_delta_step": Refused(("out", "state", "tail"), True),
+    "conv_delta_step": PARTS,
     "selective_step": Refused(("out", "state", "tail"), True, ("a",)),
     "mamba3_step": Refused(("out", "state"), True),
     "gather_slots": Refused(("out",), True),

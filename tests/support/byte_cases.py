@@ -26,6 +26,7 @@ from memstate.kernels.tables import (
     Tail,
     TailRecord,
 )
+from memstate_tools.arguments import in_order
 from tests.support.addresses import Limits
 from tests.support.decode_case import SLOTS, Memory, Row
 from tests.support.op_case import CPU, Case, Maker, first_of, starts_of
@@ -242,6 +243,31 @@ def gated_delta_step(make: Maker) -> Case:
     kept = ring(make, keys, 4, dtype=dtype), ring(make, 2, 34, dtype=dtype), ring(make, *owner), ring(make, 2)
     tail = make.one(None, DeltaTail(*kept))
     return decode(make, "gated_delta_step", inputs, state, rows, tail)
+
+
+def conv_delta_step(make: Maker) -> Case:
+    """Returns a gated delta step whose q, k and v are slices of what a convolution step writes to a wider tensor."""
+    delta = gated_delta_step(make)
+    given = delta.arguments
+    parts = {name: given[name][0, 0].numel() for name in "qkv"}
+    channels, (batch, _, *_), dtype = sum(parts.values()), given["q"].shape, given["q"].dtype
+    x = make.normal(batch, TOKENS, channels, dtype=dtype)
+    out = make.empty(batch, TOKENS, -(-channels // 8) * 8, dtype=dtype)[..., :channels]
+    for name, part in zip(parts, out.split(list(parts.values()), -1), strict=True):
+        given[name] = part.unflatten(-1, given[name].shape[2:])
+    windows = Memory((3, channels), make.one(*DTYPES), CPU, make.generator).state
+    windows[1:] = torch.randn(windows[1:].shape, generator=make.generator).to(windows)
+    tail = ConvTail(ring(make, channels, dtype=dtype)) if given["tail"] else None
+    weights = {"weight": make.normal(channels, 4, dtype=dtype), "state": windows, "out": out, "tail": tail}
+    conv = given | {"x": x, "bias": make.one(None, make.normal(channels, dtype=dtype)), **weights}
+    limits, marks = delta.limits, given["marks"]
+    slots = [*given["write"].tolist(), *given["snapshot"].tolist(), *(() if marks is None else marks.slot.tolist())]
+    null = [*limits.null, windows[0], *(kept[0] for kept in tail or ())]
+    changes = [out, *(windows[slot] for slot in slots if 0 < slot < SLOTS), *(kept[1:] for kept in tail or ())]
+    arguments = {"conv": in_order("conv_step", conv), "delta": in_order("gated_delta_step", given)}
+    return Case(
+        "conv_delta_step", arguments, Limits(null=null, changes=[*(limits.changes or ()), *changes]), exact=False
+    )
 
 
 def selective_step(make: Maker) -> Case:

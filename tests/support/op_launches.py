@@ -119,6 +119,13 @@ def gated_delta_step(op: Callable[..., Any]) -> None:
         op(**arguments.gated_delta_step((1, 1), 2, 2, gates=True, step=step))
 
 
+def conv_delta_step(op: Callable[..., Any]) -> None:
+    """Launches plain steps, and steps with marks, with a tail, and with trees."""
+    for step in steps(more=1):
+        for stores in STORES:
+            op(**arguments.conv_delta_step((2, 1), 2, 2, taps=2, stores=stores, step=step))
+
+
 def selective_step(op: Callable[..., Any]) -> None:
     """Launches plain steps, and steps with marks, with a tail, and with trees."""
     for step in steps():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from memstate.errors import InvalidArgument
-from memstate.kernels import bitmap, gated_delta, gather, registers, tracking
+from memstate.kernels import bitmap, conv_delta, gather, registers, tracking
 from memstate.kernels import copy as copy_kernel
 from memstate.kernels.configs import CONFIGS
 from memstate.kernels.own import KERNELS
@@ -128,7 +128,7 @@ def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, *rest: Any) ->
 
 def _nudge(true: Any, *given: Any) -> Any:
     out = true(*given)
-    given[5].mul_(1.001)  # changes the states
+    given[1][5].mul_(1.001)  # changes the states
     return out
 
 
@@ -148,7 +148,7 @@ def _twice_the_first(true: Any, plane: Any, slots: Any, *rest: Any) -> None:
         (alloc.tasks, registers, "ownership", _forget, {"ownership, R=3"}),
         (track.tasks, tracking, "plan", _no_snapshot, {"plan, R=2 lazy", "plan, R=2 ping-pong"}),
         (decode.tasks, tracking, "plan", _no_snapshot, {"decode, R=2 lazy, all due"}),
-        (decode.tasks, gated_delta, "gated_delta_step", _nudge, {"decode, R=2 none, nothing due"}),
+        (decode.tasks, conv_delta, "conv_delta_step", _nudge, {"decode, R=2 none, nothing due"}),
     ],
 )
 def test_checks_find_a_wrong_operation(

@@ -4,6 +4,7 @@ Integers are zeros: entries of padding. Other memory is left as it comes, so sta
 """
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels import tables
+from memstate.kernels.dispatch import Backend
 from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import ACCESS_BYTES, HEADER_INTS, Rules
 
@@ -230,6 +232,36 @@ def gated_delta_step(
 
     state = states(heads[0], key, value, step=step, dtype=dtype, swapped=swapped)
     return given | {"state": state} | _stores(stores, step, tail)
+
+
+def in_order(op: str, given: Arguments) -> tuple[Any, ...]:
+    """Returns all arguments of an op in the order of its parameters, with defaults for those that are not given."""
+    parameters = signature(getattr(Backend, op)).parameters.values()
+    return tuple(given.get(each.name, each.default) for each in parameters)
+
+
+def conv_delta_step(
+    heads: tuple[int, int], key: int, value: int, dtype: torch.dtype = torch.float32, taps: int = 4, stores: str = "",
+    step: Step = STEP,
+) -> Arguments:  # fmt: skip
+    """Returns the arguments of a convolution step, and of a gated delta step on slices of its output.
+
+    Args:
+        heads: Heads of values, and heads of keys.
+        key: Keys of a head.
+        value: Values of a head.
+        dtype: Dtype of the states.
+        taps: Taps of the convolution.
+        stores: One of `STORES`.
+        step: What differs between steps.
+    """
+    sizes = (heads[1] * key, heads[1] * key, heads[0] * value)
+    conv = conv_step(sum(sizes), taps, swapped=True, stores=stores, step=step)
+    delta = gated_delta_step(heads, key, value, dtype, gates=True, stores=stores, step=step)
+    for name, part in zip("qkv", conv["out"].split(sizes, -1), strict=True):
+        delta[name] = part.unflatten(-1, delta[name].shape[2:])
+    delta |= {name: conv[name] for name in (*_rows(step), "marks", "cursor", "parents") if name in conv}
+    return {"conv": in_order("conv_step", conv), "delta": in_order("gated_delta_step", delta)}
 
 
 def selective_step(

@@ -21,7 +21,7 @@ from memstate_tools.launches import Launch, compiling, kernels
 
 
 class Call(NamedTuple):
-    """A call of an op that makes one launch.
+    """A call of an op, and one of the launches that it makes.
 
     Attributes:
         name: Name of the kernel in reports and records.
@@ -29,16 +29,18 @@ class Call(NamedTuple):
         planes: Memory through which the bytes of planes move, or tables of its addresses. int8 if only those arguments
             are meant that take the memory as int8.
         rare: Whether it is a less common shape of an op that has other calls.
+        number: Number of the launch; most calls make one.
     """
 
     name: str
     call: Callable[[Backend], object]
     planes: tuple[Tensor, ...] = ()
     rare: bool = False
+    number: int = 0
 
 
 def launch_of(call: Call, target: str) -> Launch:
-    """Returns the launch that a call makes. Nothing runs.
+    """Returns the launch of a call. Nothing runs.
 
     Args:
         call: The call.
@@ -49,8 +51,7 @@ def launch_of(call: Call, target: str) -> Launch:
     """
     with compiling(target) as seen:
         call.call(kernels())
-    (launch,) = seen
-    return launch
+    return seen[call.number]
 
 
 def all_calls(every_shape: bool = False) -> list[Call]:
@@ -181,6 +182,16 @@ def _deltas() -> Iterator[Call]:
             yield _call(full, "gated_delta_step", **given, planes=planes, rare=not common)
 
 
+def _pairs() -> Iterator[Call]:
+    """Yields both launches of a convolution and a gated delta step that overlap, of 32 heads of 128 x 128."""
+    for name, stores, number in product(EVERY[:2], STORES, (0, 1)):
+        given = arguments.conv_delta_step((32, 16), 128, 128, DTYPES[name], stores=stores)
+        (x, _, _, windows, *_, out), states = given["conv"][:10], given["delta"][5]
+        planes, rare = ((x, out, windows), (states,))[number], stores != "" and (name, stores) != ("fp32", "_tail")
+        full = f"conv_delta_step_{name}{stores}, {('conv', 'delta')[number]}"
+        yield _call(full, "conv_delta_step", **given, planes=planes, rare=rare)._replace(number=number)
+
+
 def _selective_steps() -> Iterator[Call]:
     """Yields steps of Mamba-1 and Mamba-2."""
     for model, (sizes, tied, swapped, dtypes) in (SELECTIVE | OTHERS).items():
@@ -290,6 +301,7 @@ CALLS: dict[str, Callable[[], Iterator[Call]]] = {  # op -> its calls, in the or
     "run_rows": lambda: _copies("run_rows", HEADER_INTS),
     "conv_step": _convolutions,
     "gated_delta_step": _deltas,
+    "conv_delta_step": _pairs,
     "selective_step": _selective_steps,
     "mamba3_step": _mamba3_steps,
     "keep_path": _paths,

@@ -29,7 +29,7 @@ from tests.support.decode_case import Case, check_rows_alone, same_bits
 TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20  # numbers of launches of each case
 BATCH, TOY_BATCH = 256, 4
 LAST = 1.5  # seconds that must be left to begin another case
-PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # tensors of a forward with an axis of rows
+PER_ROW = ("x", "decay", "beta", "mixed", "out")  # tensors of a forward with an axis of rows
 
 CASES: dict[str, Callable[..., Case]] = {kind: made.make for kind, made in KINDS.items()}
 CASES["gdn, bf16"] = partial(KINDS["gdn"].make, state=torch.bfloat16, inputs=torch.bfloat16)

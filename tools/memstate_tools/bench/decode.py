@@ -68,7 +68,7 @@ class _DecodeBench:
         for layer in {0, len(planes["ssm"]) - 1}:
             twins = {name: plane[layer : layer + 1].clone() for name, plane in planes.items()}
             oracle = BenchForward(self.setting.reference(), twins, self.size)
-            for name in ("x", "weight", "q", "k", "v", "decay", "beta"):
+            for name in ("x", "weight", "decay", "beta"):
                 setattr(oracle, name, getattr(self.forward, name))
             self.forward.mixed.fill_(torch.nan)
             self.forward.out.fill_(torch.nan)

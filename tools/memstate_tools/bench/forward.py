@@ -17,16 +17,16 @@ from memstate_tools.workload import delta_inputs
 class BenchForward:
     """Convolution and gated delta rule, layer by layer, over the planes conv `channel tap-1` and ssm `head key value`.
 
-    The inputs are random and never change.
+    The inputs are random and never change. q, k and v are the outputs of the convolution.
 
     Args:
-        ops: Backend that runs the two operations.
+        backend: Backend that runs the operation.
         planes: The planes `conv` and `ssm`.
         batch: Number of rows; each has one token.
     """
 
-    def __init__(self, ops: Backend, planes: Mapping[str, Tensor], batch: int) -> None:
-        self.ops, self.planes = ops, planes
+    def __init__(self, backend: Backend, planes: Mapping[str, Tensor], batch: int) -> None:
+        self.backend, self.planes = backend, planes
         conv, ssm = planes["conv"], planes["ssm"]
         channels, taps = conv.shape[2], conv.shape[3] + 1
         self.x, self.weight = (
@@ -34,8 +34,8 @@ class BenchForward:
             for of in ((batch, 1, channels), (channels, taps))
         )
         make = Maker(ssm.device, int(torch.randint(2**31, (), device="cpu")))
-        self.q, self.k, self.v, self.decay, self.beta = delta_inputs(ssm.shape[2:], channels, batch, make)
-        self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(self.v)
+        *_, v, self.decay, self.beta = delta_inputs(ssm.shape[2:], channels, batch, make)
+        self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(v)
 
     def __call__(self, record: StepRecord) -> None:
         """Runs one decode step of all layers. It changes planes, `mixed` and `out`, and allocates nothing.
@@ -48,8 +48,12 @@ class BenchForward:
     def layer(self, layer: int, record: StepRecord) -> None:
         """Runs one layer. Its output is in `mixed` and `out` until the next layer runs."""
         where = (record.read, record.write, record.snapshot, record.tokens)
-        ops = self.ops
-        ops.conv_step(self.x, self.weight, None, self.planes["conv"][layer].transpose(1, 2), *where, "silu", self.mixed)
-        ops.gated_delta_step(
-            self.q, self.k, self.v, self.decay, self.beta, self.planes["ssm"][layer], *where, None, self.out
+        windows, states = self.planes["conv"][layer].transpose(1, 2), self.planes["ssm"][layer]
+        heads, key, value = states.shape[1:]
+        keys = (self.mixed.shape[2] - heads * value) // 2
+        q, k, v = self.mixed.split((keys, keys, heads * value), -1)
+        q, k, v = q.unflatten(2, (-1, key)), k.unflatten(2, (-1, key)), v.unflatten(2, (heads, value))
+        self.backend.conv_delta_step(
+            (self.x, self.weight, None, windows, *where, "silu", self.mixed),
+            (q, k, v, self.decay, self.beta, states, *where, None, self.out, None, None, None, False, True),
         )

@@ -73,11 +73,15 @@ class _DecodeBench:
             self.forward.mixed.fill_(torch.nan)
             self.forward.out.fill_(torch.nan)
             self.forward.layer(layer, record)
+            states = twins["ssm"].clone()
             oracle.layer(0, record)
             written = torch.cat([record.write, record.snapshot[record.snapshot > 0]]).long()
             conv, ssm = (planes[name][layer] for name in ("conv", "ssm"))
-            errors = {
-                "conv": _error(self.forward.mixed, oracle.mixed),
+            errors = {"conv": _error(self.forward.mixed, oracle.mixed)}
+            oracle.mixed.copy_(self.forward.mixed)  # so that the second step has the same inputs
+            twins["ssm"].copy_(states)
+            oracle.backend.gated_delta_step(*oracle.given(0, record)[1])
+            errors |= {
                 "delta": _error(self.forward.out, oracle.out),
                 "state": _error(ssm[written], twins["ssm"][0][written]),
             }

@@ -4,6 +4,7 @@ The module knows no rows and no strategy. It reads, writes and snapshots the slo
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,13 +48,15 @@ class BenchForward:
 
     def layer(self, layer: int, record: StepRecord) -> None:
         """Runs one layer. Its output is in `mixed` and `out` until the next layer runs."""
+        self.backend.conv_delta_step(*self.given(layer, record))
+
+    def given(self, layer: int, record: StepRecord) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the arguments of both steps of a layer."""
         where = (record.read, record.write, record.snapshot, record.tokens)
         windows, states = self.planes["conv"][layer].transpose(1, 2), self.planes["ssm"][layer]
         heads, key, value = states.shape[1:]
         keys = (self.mixed.shape[2] - heads * value) // 2
         q, k, v = self.mixed.split((keys, keys, heads * value), -1)
         q, k, v = q.unflatten(2, (-1, key)), k.unflatten(2, (-1, key)), v.unflatten(2, (heads, value))
-        self.backend.conv_delta_step(
-            (self.x, self.weight, None, windows, *where, "silu", self.mixed),
-            (q, k, v, self.decay, self.beta, states, *where, None, self.out, None, None, None, False, True),
-        )
+        conv = self.x, self.weight, None, windows, *where, "silu", self.mixed
+        return conv, (q, k, v, self.decay, self.beta, states, *where, None, self.out, None, None, None, False, True)

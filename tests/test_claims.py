@@ -6,7 +6,10 @@ from memstate.kernels.dispatch import OPS
 from tests.support.sources import ROOT, sources
 
 # The operations claim, ownership and plan hand out slots.
-MODEL = ("memstate_tools.demo.mixers", "memstate_tools.workload", "integrations.transformers.on_slots")
+MODEL = (
+    "memstate_tools.demo.mixers", "memstate_tools.bench.decode", "memstate_tools.workload",
+    "integrations.transformers.on_slots",
+)  # fmt: skip
 CALLERS = {
     ("slots.allocator",): "claim release",
     ("slots.registers",): "ownership resolve audit plan",

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.ptx.program import TOGETHER, Fault
+from tests.support.ptx.program import TOGETHER, Fault, Program
 from tests.support.ptx.races import BARRIER, KNOWN, THREAD, Shadow, harmless
-from tests.support.ptx_body import run
+from tests.support.ptx_body import kernel, run
 
 THREADS = 128
 BEFORE = """mov.u32 %r2, %tid.x; mad.wide.u32 %rd8, %r2, 4, %rd0; mad.wide.u32 %rd9, %r2, 4, %rd1;
@@ -72,6 +72,8 @@ BODIES: dict[str, tuple[str, Callable[[int, list[int]], int]]] = {
     "a store of what others have loaded": (
         "mov.b32 %r12, 9; st.shared.b32 [%r4], %r12; bar.sync 0; ld.shared.b32 %r11, [%r4]; st.shared.b32 [%r4], %r12;",
         lambda t, x: 9),
+    "a launch without one in front of it": (
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; add.s32 %r11, %r10, 1;", lambda t, x: x[t] + 1),
     "rubbish in registers": ("mov.b32 %r11, %r50;", lambda t, x: 0xA5A5A5A5),
     "rubbish in shared memory": ("ld.shared.b32 %r11, [%r5];", lambda t, x: 0xA5A5A5A5),
     "early exit": (
@@ -196,6 +198,7 @@ MOVES = {
         for step, way in enumerate(STEPS))
     for n, bits, which in product((1, 2, 4), (8, 16, 32, 64), (0, 1)) if n * bits <= 128
 }  # fmt: skip
+MOVES |= {(*key[:2], key[2] + 3): body.replace("ld.global", "ld.global.cg") for key, body in MOVES.items()}
 MOVES[1, 32, 2] = MOVES[1, 32, 0].replace("st.shared", "st.shared::cta")
 
 
@@ -250,6 +253,19 @@ def test_two_lanes_change_one_cell(form: str, generator: torch.Generator) -> Non
         (one, two), found = x[2 * cell : 2 * cell + 2], [*out[2 * cell : 2 * cell + 2], after & 2**32 - 1]
         orders = [[7, does(7, one), does(does(7, one), two)], [does(7, two), 7, does(does(7, two), one)]]
         assert found[first:] in [order[first:] for order in orders]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_launch_in_front_runs_when_a_program_waits_for_it(early: bool) -> None:
+    """What a program loads before it waits is what was there before the launch in front."""
+    x, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    parts = ["griddepcontrol.wait;", "ld.global.b32 {%r11}, [%rd0];"][:: -1 if early else 1]
+    behind = Program(kernel("".join(parts) + "st.global.b32 [%rd1], {%r11};", ("u64", "u64")))
+    behind.run((1,), (x, out), 1, front=[lambda: x.fill_(7)])  # type: ignore[list-item,return-value]
+    assert x.item() == 7 and out.item() == (0 if early else 7)
+    never = Program(kernel("mov.b32 %r11, 1;", ("u64", "u64")))
+    with pytest.raises(Fault, match="does not wait for the launch in front"):
+        never.run((1,), (x, out), 1, front=[lambda: None])
 
 
 # -- planted faults ------------------------------------------------------------------------------

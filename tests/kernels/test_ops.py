@@ -28,7 +28,7 @@ OF_SLOTS = {"claim", "release", "ownership", "plan"}  # timed by the benchmarks 
 NOT_TIMED = {
     "resolve": "a call of reports, which wait for it", "audit": "a call of reports, which wait for it",
     "run_data": "runs the kernel of copy_slots", "run_rows": "runs the kernel of copy_slots",
-    "conv_delta_step": "its steps are timed alone; on a GPU both by tests/proof/gpu/pair.py",
+    "conv_delta_step": "timed beside its two steps by tests/proof/gpu/decode.py",
     "keep_path": "a small part of a step", "scatter_states": "a small part of a chunk",
 }  # fmt: skip
 

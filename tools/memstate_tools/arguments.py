@@ -256,7 +256,7 @@ def conv_delta_step(
         step: What differs between steps.
     """
     sizes = (heads[1] * key, heads[1] * key, heads[0] * value)
-    conv = conv_step(sum(sizes), taps, swapped=True, stores=stores, step=step)
+    conv = conv_step(sum(sizes), taps, torch.bfloat16, True, stores, step)
     delta = gated_delta_step(heads, key, value, dtype, gates=True, stores=stores, step=step)
     for name, part in zip("qkv", conv["out"].split(sizes, -1), strict=True):
         delta[name] = part.unflatten(-1, delta[name].shape[2:])

@@ -1,0 +1,129 @@
+"""Measures how far the outputs of decode steps drift if states are kept in fewer bits: `docs/fewer_bits.md`.
+
+    python -m tests.proof.drift delta|mamba2 [TOKENS] [SEED]
+
+Prints the errors of the outputs of the last 64 tokens, in percent of the same recurrence in float64: of the worst head
+and of the median head. Steps are those of the reference backend. A request of 8 heads of 128 keys reads one token a
+step. Its heads lose a share of their state with each token, from 1 of 3 000 to all but a third. Inputs are like those of
+models: keys change slowly and have a common part, a few values are large, and queries are near keys of the past.
+"""
+
+import sys
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from memstate.kernels.dispatch import Backend
+
+HEADS, KEYS, VALUES, FEATURES = 8, 128, 8, 24
+LAST = 64  # tokens whose outputs count
+PAST = 256  # tokens back to which queries go
+FORMATS: dict[str, tuple[torch.dtype, int | None]] = {  # name -> dtype of the state, seed of chance
+    "fp32": (torch.float32, None),
+    "bf16": (torch.bfloat16, None),
+    "fp16": (torch.float16, None),
+    "int16": (torch.int16, None),
+    "int8": (torch.int8, None),
+    "int8 by chance": (torch.int8, 0),
+}
+
+
+class Inputs(NamedTuple):
+    """Inputs of all tokens, fp32 with axes `token head ..`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor  # natural log
+    beta: Tensor  # factor of what a token adds
+
+
+class Error(NamedTuple):
+    """Errors of outputs in percent."""
+
+    worst: float
+    median: float
+
+
+def inputs(rule: str, tokens: int, seed: int) -> Inputs:
+    """Returns random inputs of a rule, "delta" or "mamba2"."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    mix, common = normal(HEADS, FEATURES, KEYS) / FEATURES**0.5, 0.7 * normal(HEADS, KEYS)
+    large, feature = (0.8 * normal(HEADS, VALUES)).exp(), normal(HEADS, FEATURES)
+    wandering = []
+    for change in normal(tokens, HEADS, FEATURES):
+        feature = 0.95 * feature + (1 - 0.95**2) ** 0.5 * change
+        wandering.append(feature)
+    features = torch.stack(wandering) + 0.5 * normal(tokens, HEADS, FEATURES)
+    k = F.silu(torch.einsum("thf,hfk->thk", features, mix) + common + 0.3 * normal(tokens, HEADS, KEYS)).contiguous()
+    at = torch.arange(tokens)
+    back = (torch.rand(tokens, generator=generator) * at.add(1).clamp(max=PAST)).long()
+    q = k[at - back] + 0.2 * normal(tokens, HEADS, KEYS)
+    v = normal(tokens, HEADS, VALUES) * large
+    rate = torch.logspace(-3.5, 0, HEADS)
+    step = F.softplus(1.5 * normal(tokens, HEADS) - 1 + rate.expm1().log())
+    if rule == "mamba2":
+        return Inputs(q, k, F.silu(1.5 * v), -step, step)
+    beta = torch.sigmoid(1.5 * normal(tokens, HEADS))
+    return Inputs(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, -step, beta)
+
+
+def exact(rule: str, given: Inputs) -> Tensor:
+    """Returns the outputs `token head value` in float64."""
+    q, k, v, decay, beta = (each.double() for each in given)
+    s, outputs = torch.zeros(HEADS, KEYS, VALUES, dtype=torch.float64), []
+    for token in range(len(q)):
+        s = s * decay[token].exp()[:, None, None]
+        seen = torch.einsum("hk,hkv->hv", k[token], s) if rule == "delta" else 0
+        s = s + k[token][:, :, None] * (beta[token][:, None] * (v[token] - seen))[:, None]
+        outputs.append(torch.einsum("hk,hkv->hv", q[token], s))
+    return torch.stack(outputs)
+
+
+def stepped(rule: str, given: Inputs, dtype: torch.dtype, seed: int | None) -> Tensor:
+    """Returns the outputs of decode steps, whose state has a dtype. With a seed it is rounded by chance."""
+    backend, slot = Backend("reference"), torch.tensor([1])
+    shape = (KEYS, VALUES) if rule == "delta" else (VALUES, KEYS)
+    state, scales = torch.zeros(2, HEADS, *shape, dtype=dtype), torch.zeros(2, HEADS, VALUES)
+    slots = {"state": state, "read": slot, "write": slot, "snapshot": torch.tensor([0]), "tokens": torch.tensor([1])}
+    if not dtype.is_floating_point:
+        slots["scales"] = scales
+    outputs = []
+    for token in range(len(given.q)):
+        q, k, v, decay, beta = (each[None, token : token + 1] for each in given)
+        chance = {} if seed is None else {"seed": seed, "lengths": torch.tensor([token])}
+        if rule == "delta":
+            out = backend.gated_delta_step(q=q, k=k, v=v, decay=decay, beta=beta, scale=1.0, **slots, **chance)
+        else:
+            out = backend.selective_step(x=v, dt=beta, a=-torch.ones(HEADS), b=k, c=q, **slots, **chance)
+        outputs.append(out[0, 0])
+    return torch.stack(outputs)
+
+
+def drift(rule: str, tokens: int, formats: list[str], seed: int = 0) -> dict[str, Error]:
+    """Returns for each format the errors after some tokens."""
+    given = inputs(rule, tokens, seed)
+    wanted, found = exact(rule, given)[-LAST:], {}
+    for name in formats:
+        off = stepped(rule, given, *FORMATS[name])[-LAST:].double() - wanted
+        errors = 100 * off.norm(dim=(0, 2)) / wanted.norm(dim=(0, 2))
+        found[name] = Error(errors.max().item(), errors.median().item())
+    return found
+
+
+def main(rule: str, tokens: int = 1000, seed: int = 0) -> None:
+    torch.set_num_threads(1)
+    print(f"{rule}, {tokens} tokens: error of outputs in %\n{'state':16}{'worst head':>12}{'median head':>14}")
+    for name in FORMATS:
+        error = drift(rule, tokens, [name], seed)[name]
+        print(f"{name:16}{error.worst:12.4f}{error.median:14.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -286,8 +286,9 @@ def made(backend: Backend, tracking: ms.Tracking | None = None, **more: Any) -> 
 
 KERNELS: dict[str, dict[str, Any]] = {
     "1": {"tail": 1}, "3": {"tail": 3}, "4": {"tail": 4}, "debug": {"tail": 3, "debug": True},
-    "in place": {"tail": 4, "in_place": True}, "in part": {"tail": 4},
+    "in place": {"tail": 4, "in_place": True}, "in part": {"tail": 4}, "int8": {"tail": 4}, "int16": {"tail": 4},
 }  # fmt: skip
+DTYPES = {"int8": torch.int8, "int16": torch.int16}
 
 
 @pytest.mark.sample
@@ -295,13 +296,15 @@ KERNELS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_T2_T14_states_are_those_of_plain_decode(
-    backend: Backend, generator: torch.Generator, model: Model, strategy: str, kernel: str, overlap: bool
+    backend: Backend, generator: torch.Generator, strategy: str, kernel: str, overlap: bool
 ) -> None:
     """memstate copies for kernels that update one slot, and for planes that a step writes only in part."""
     tail, in_part = KERNELS[kernel]["tail"], kernel == "in part"
-    planes = [replace(plane, rewritten_each_step=not in_part) for plane in layout(tail).planes]
+    model = Model(backend, generator, WRONG + 1, DTYPES.get(kernel, torch.float32))
+    given = layout(tail, model.dtype)
+    planes = [replace(plane, rewritten_each_step=not in_part) for plane in given.planes]
     settings = {"slots": 14, "max_requests": 5, "max_batch": 6, "tracking": STRATEGIES[strategy], "overlap": overlap}
-    mem = on(backend, replace(layout(tail), planes=planes), **settings | KERNELS[kernel])
+    mem = on(backend, replace(given, planes=planes), **settings | KERNELS[kernel])
     assert mem.planes.rows is not None
     for planes in (mem.planes, mem.planes.rows) if kernel in "134" else (mem.planes.rows,):
         for plane in planes.values():
@@ -321,7 +324,7 @@ def test_T15_windows_that_begin_at_the_state_are_committed_once(
     rows, kept, plane = mem.admit([ms.Request(text) for text in range(3)]), 0, mem.planes["ssm"][0]
 
     def known(text: int, length: int) -> torch.Tensor:
-        return model.states[text, length - 1]
+        return model.states["ssm"][text, length - 1]
 
     def commit(slots: Tensor, accept: Tensor, tracked: Tensor, steps: Tensor, before: list[int]) -> None:
         """Replays a window as FlashInfer does: the first token of the window follows the state in the slot."""

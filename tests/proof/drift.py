@@ -3,9 +3,9 @@
     python -m tests.proof.drift delta|mamba2 [TOKENS] [SEED]
 
 Prints the errors of the outputs of the last 64 tokens, in percent of the same recurrence in float64: of the worst head
-and of the median head. Steps are those of the reference backend. A request of 8 heads of 128 keys reads one token a
-step. Its heads lose a share of their state with each token, from 1 of 3 000 to all but a third. Inputs are like those of
-models: keys change slowly and have a common part, a few values are large, and queries are near keys of the past.
+and of the median head. Steps are those of the reference backend, of one token. There are 8 heads of 128 keys, whose
+states lose from a 3 000th to two thirds of their values with each token. Inputs are like those of models: keys change
+slowly and have a common part, some values are large, and queries are near keys of the past.
 """
 
 import sys

@@ -6,17 +6,18 @@ draft is a token of another text.
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import StepMarks
+from memstate.kernels.tables import Cursor, StepMarks
 from tests.support.decode_case import same_bits
 from tests.support.trees import Tree, drawn_behind, nodes_of, parents_of
 
-HEADS, SIZE, TOKENS, WRONG = 2, 8, 90, 3
+HEADS, SIZE, TOKENS, WRONG = 2, 16, 90, 3
 STRATEGIES = {
     "none": ms.NoTracking(),
     "ping-pong": ms.PingPong(every=8),
@@ -25,19 +26,26 @@ STRATEGIES = {
 }
 
 
-def layout(tail: int) -> ms.StateLayout:
+def layout(tail: int, dtype: torch.dtype = torch.float32) -> ms.StateLayout:
     ring, bf16 = 3 * tail - 1, torch.bfloat16
     rows = [ms.Plane("ssm_k", (ring, 1, SIZE), bf16), ms.Plane("ssm_v", (ring, HEADS, SIZE), bf16)]
     rows += [ms.Plane(name, (ring, HEADS), torch.float32) for name in ("ssm_gate", "ssm_beta")]
-    planes = [ms.Plane("ssm", (HEADS, SIZE, SIZE), torch.float32)]
+    planes = [ms.Plane("ssm", (HEADS, SIZE, SIZE), dtype)]
+    if not dtype.is_floating_point:
+        planes.append(ms.Plane("ssm_scale", (HEADS, SIZE), torch.float32))
     return ms.StateLayout(planes, layers=1, rows=ms.StateLayout(rows, layers=1))
 
 
 class Model:
-    """The inputs of each text, and the states and outputs of plain decode after each of its tokens."""
+    """The inputs of each text, and the states and outputs of plain decode after each of its tokens.
 
-    def __init__(self, backend: Backend, generator: torch.Generator, texts: int) -> None:
-        self.backend, shape = backend, (texts, TOKENS)
+    An int8 state is rounded by chance.
+    """
+
+    def __init__(
+        self, backend: Backend, generator: torch.Generator, texts: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.backend, self.dtype, shape = backend, dtype, (texts, TOKENS)
         normal = [torch.randn((*shape, *of), generator=generator) for of in ((1, SIZE), (1, SIZE), (HEADS, SIZE))]
         self.inputs = {name: x.bfloat16() for name, x in zip("qkv", normal, strict=True)}
         self.inputs["decay"] = torch.randn((*shape, HEADS), generator=generator)
@@ -48,15 +56,32 @@ class Model:
         }  # fmt: skip
         # Each token has a mark, so one launch stores the state after every token.
         count = texts * TOKENS
-        pool = torch.zeros(count + 1 + texts, HEADS, SIZE, SIZE, device=backend.device)
+        planes = ms.Planes(layout(1, dtype), count + texts, backend, rows=1)
         columns = torch.arange(count).div(TOKENS, rounding_mode="floor"), torch.arange(count) % TOKENS + 1
         ints = [torch.tensor([count]), *columns, torch.arange(1, count + 1)]
         marks = StepMarks(*(column.to(backend.device, torch.int32) for column in ints))
         nothing = torch.zeros(texts, dtype=torch.int32, device=backend.device)
         ends = (count + 1 + torch.arange(texts)).to(nothing)
         where = {"read": nothing, "write": ends, "snapshot": nothing, "tokens": nothing + TOKENS}
-        self.outputs = backend.gated_delta_step(**self.inputs, **self.weights, **where, state=pool, marks=marks)
-        self.states = pool[1 : count + 1].unflatten(0, (texts, TOKENS))
+        # Rows without memory, so that a state of fewer bits is rounded after each token, as in plain decode.
+        cursor = Cursor(nothing, nothing, nothing, nothing + TOKENS)
+        self.outputs = backend.gated_delta_step(
+            **self.inputs, **self.weights, **where, **self.states_of(planes, cursor), marks=marks
+        )
+        self.states = {name: plane[0, 1 : count + 1].unflatten(0, (texts, TOKENS)) for name, plane in planes.items()}
+
+    def states_of(self, planes: ms.Planes, cursor: Cursor) -> dict[str, Any]:
+        """Returns the arguments of a step that say where the states and the tails are."""
+        arguments = {"state": planes["ssm"][0], "tail": planes.tail("ssm", 0), "cursor": cursor}
+        if not self.dtype.is_floating_point:
+            arguments["scales"] = planes["ssm_scale"][0]
+        if self.dtype == torch.int8:
+            arguments |= {"seed": 5, "layer": 3, "lengths": cursor.label}
+        return arguments
+
+    def same(self, planes: ms.Planes, slot: int, text: int, length: int) -> bool:
+        """Returns whether a slot has the bytes of plain decode."""
+        return all(same_bits(planes[name][0, slot], states[text, length - 1]) for name, states in self.states.items())
 
     def forward(
         self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]], trees: Sequence[Tree] = ()
@@ -73,13 +98,11 @@ class Model:
         return self.backend.gated_delta_step(
             **x,
             **self.weights,
-            state=mem.planes["ssm"][0],
+            **self.states_of(mem.planes, step.cursor),
             read=step.write if alone else step.read,
             write=step.write,
             snapshot=torch.zeros_like(step.write) if alone else step.snapshot,
             tokens=step.tokens,
-            tail=mem.planes.tail("ssm", 0),
-            cursor=step.cursor,
             parents=parents_of(trees, self.backend.device) if trees else None,
             marks=step.marks,
         )
@@ -153,7 +176,7 @@ class Walk:
                 self.kept.append((state, text))
         for state, text in self.kept:
             (slot,) = self.mem.device.read_slots([state]).wait().tolist()
-            assert same_bits(self.mem.planes["ssm"][0, slot], self.model.states[text, state.length - 1]), state
+            assert self.model.same(self.mem.planes, slot, text, state.length), state
         self.mem.audit().raise_if_leaking()
         self.mem.drop([state for state, _ in self.kept[:-3]])
         self.kept = self.kept[-3:]

@@ -1,14 +1,16 @@
 """Measures how far the outputs of decode steps drift if states are kept in fewer bits: `docs/fewer_bits.md`.
 
-    python -m tests.proof.drift delta|mamba2 [TOKENS] [SEED]
+    python -m tests.proof.drift delta|mamba2 [TOKENS] [TEXTS]
 
 Prints the errors of the outputs of the last 64 tokens, in percent of the same recurrence in float64: of the worst head
-and of the median head. Steps are those of the reference backend, of one token. There are 8 heads of 128 keys, whose
-states lose from a 3 000th to two thirds of their values with each token. Inputs are like those of models: keys change
-slowly and have a common part, some values are large, and queries are near keys of the past.
+and of the median head. Each text has other random inputs, which are like those of models: keys change slowly and have a
+common part, some values are large, and queries are near keys of the past. There are 8 heads of 128 keys, whose states
+lose from a 3 000th to two thirds of their values with each token. Steps are those of the reference backend, of one
+token each.
 """
 
 import sys
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -47,9 +49,9 @@ class Error(NamedTuple):
     median: float
 
 
-def inputs(rule: str, tokens: int, seed: int) -> Inputs:
-    """Returns random inputs of a rule, "delta" or "mamba2"."""
-    generator = torch.Generator().manual_seed(seed)
+def inputs(rule: str, tokens: int, text: int) -> Inputs:
+    """Returns random inputs of a rule, "delta" or "mamba2"; another text has others."""
+    generator = torch.Generator().manual_seed(text)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
@@ -106,9 +108,9 @@ def stepped(rule: str, given: Inputs, dtype: torch.dtype, seed: int | None) -> T
     return torch.stack(outputs)
 
 
-def drift(rule: str, tokens: int, formats: list[str], seed: int = 0) -> dict[str, Error]:
-    """Returns for each format the errors after some tokens."""
-    given = inputs(rule, tokens, seed)
+def drift(rule: str, tokens: int, formats: list[str], text: int = 0) -> dict[str, Error]:
+    """Returns for each format the errors after some tokens of a text."""
+    given = inputs(rule, tokens, text)
     wanted, found = exact(rule, given)[-LAST:], {}
     for name in formats:
         off = stepped(rule, given, *FORMATS[name])[-LAST:].double() - wanted
@@ -117,12 +119,15 @@ def drift(rule: str, tokens: int, formats: list[str], seed: int = 0) -> dict[str
     return found
 
 
-def main(rule: str, tokens: int = 1000, seed: int = 0) -> None:
+def main(rule: str, tokens: int = 1000, texts: int = 5) -> None:
     torch.set_num_threads(1)
-    print(f"{rule}, {tokens} tokens: error of outputs in %\n{'state':16}{'worst head':>12}{'median head':>14}")
+    found = [drift(rule, tokens, [*FORMATS], text) for text in range(texts)]
+    print(f"{rule}, {tokens} tokens, error of outputs in %: median of {texts} texts, and the least and largest of them")
+    print(f"{'state':16}{'worst head':>28}{'median head':>28}")
     for name in FORMATS:
-        error = drift(rule, tokens, [name], seed)[name]
-        print(f"{name:16}{error.worst:12.4f}{error.median:14.4f}", flush=True)
+        columns = [sorted(column) for column in zip(*(one[name] for one in found), strict=True)]
+        said = [f"{median(column):.4f} ({column[0]:.4f} to {column[-1]:.4f})" for column in columns]
+        print(f"{name:16}{said[0]:>28}{said[1]:>28}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ PAGES = (
     "README.md",
     "docs/guide.md",
     "docs/kinds.md",
+    "docs/fewer_bits.md",
     "docs/own_blocks.md",
     "docs/prefill.md",
     "docs/sessions.md",

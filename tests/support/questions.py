@@ -45,7 +45,7 @@ RESEARCHER = {
     "how is it tested": (f"{ARCHITECTURE}#how-it-is-proven",),
     "benchmark SGLang": (f"{BENCHMARKS}#host-time-beside-sglang",),
     "H100": (f"{BENCHMARKS}#on-an-h100",),
-    "int8 states": (f"{TIERS}#int8",),
+    "int8 states": ("docs/fewer_bits/", f"{TIERS}#int8"),
     "own policy": (f"{GUIDE}#choose-a-policy", f"{CONTRIBUTING}#adding-a-policy", f"{FROM_LOG}#a-policy-of-your-own"),
     "choose policy": (f"{GUIDE}#choose-a-policy",),
     "replay a trace": (f"{BENCHMARKS}#replays", "docs/capacity/#with-a-trace"),

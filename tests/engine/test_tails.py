@@ -310,7 +310,7 @@ def test_T2_T14_states_are_those_of_plain_decode(
         for plane in planes.values():
             plane.fill_(torch.nan)
     mem.device.scrub_null()
-    Walk(mem, model, generator, tail).run(60 if backend.name == "reference" else 12)
+    Walk(mem, model, generator, tail).run(60 if backend.name == "reference" and kernel not in DTYPES else 12)
 
 
 @pytest.mark.sample

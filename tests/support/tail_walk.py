@@ -75,9 +75,11 @@ class Model:
         arguments = {"state": planes["ssm"][0], "tail": planes.tail("ssm", 0), "cursor": cursor}
         if not self.dtype.is_floating_point:
             arguments["scales"] = planes["ssm_scale"][0]
-        if self.dtype == torch.int8:
-            arguments |= {"seed": 5, "layer": 3, "lengths": cursor.label}
-        return arguments
+        return arguments | self.draws(cursor.label)
+
+    def draws(self, lengths: Tensor) -> dict[str, Any]:
+        """Returns the arguments of a step that rounds by chance."""
+        return {"seed": 5, "layer": 3, "lengths": lengths} if self.dtype == torch.int8 else {}
 
     def same(self, planes: ms.Planes, slot: int, text: int, length: int) -> bool:
         """Returns whether a slot has the bytes of plain decode."""

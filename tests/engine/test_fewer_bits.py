@@ -55,7 +55,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16], ids=str)
-def test_states_of_whole_numbers_travel(backend: Backend, generator: torch.Generator, dtype: torch.dtype) -> None:
+def test_D32_states_of_whole_numbers_travel(backend: Backend, generator: torch.Generator, dtype: torch.dtype) -> None:
     """From the device, from host memory and from a store. int8 is rounded by chance."""
     model, store = Model(backend, generator, WRONG + 1, dtype), MemoryStore()
     first = Engine(model, store)
@@ -71,7 +71,7 @@ def test_states_of_whole_numbers_travel(backend: Backend, generator: torch.Gener
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16], ids=str)
-def test_steps_of_one_token_and_of_one_head_have_the_same_bytes(
+def test_D32_steps_of_one_token_and_of_one_head_have_the_same_bytes(
     backend: Backend, generator: torch.Generator, dtype: torch.dtype
 ) -> None:
     """A rank has some of the heads, and names the first one."""

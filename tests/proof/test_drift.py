@@ -18,7 +18,7 @@ def published(rule: str, tokens: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("tokens", [1000, pytest.param(10_000, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("rule", RULES)
-def test_drift_is_what_the_page_says(rule: str, tokens: int) -> None:
+def test_D33_drift_is_what_the_page_says(rule: str, tokens: int) -> None:
     """The table has the median of five texts, so one text may have twice or half of it."""
     said = published(rule, tokens)
     found = {name: error.worst for name, error in drift(rule, tokens, [*said]).items()}

@@ -28,7 +28,8 @@ def row(runner: Runner, mutant: Mutant) -> tuple[str, ...]:
     """
     fate, more = runner.killer(mutant, LIMIT).fate, "-"
     if not mutant.killer.startswith("tests/proof/"):
-        other = "reference" if mutant.file.startswith("kernels/") else "interpreter"
+        launched = mutant.file.startswith("kernels/") and "/reference/" not in mutant.file
+        other = "reference" if launched else "interpreter"
         path, _, _ = mutant.killer.partition("::")
         verdict = runner.run(mutant, [path, "-m", "not slow", "-k", f"not [{other}"], LIMIT)
         more = f"{len(verdict.failed)} of {len(verdict.failed) + verdict.passed}" if verdict.finished else verdict.fate

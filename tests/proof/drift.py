@@ -1,12 +1,12 @@
 """Measures how far the outputs of decode steps drift if states are kept in fewer bits: `docs/fewer_bits.md`.
 
-    python -m tests.proof.drift delta|mamba2 [TOKENS] [TEXTS]
+    python -m tests.proof.drift delta|kda|mamba2 [TOKENS] [TEXTS]
 
 Prints the errors of the outputs of the last 64 tokens, in percent of the same recurrence in float64: of the worst head
 and of the median head. Each text has other random inputs, which are like those of models: keys change slowly and have a
 common part, some values are large, and queries are near keys of the past. There are 8 heads of 128 keys, whose states
-lose from a 3 000th to two thirds of their values with each token. Steps are those of the reference backend, of one
-token each.
+lose from a 3 000th to two thirds of their values with each token; of `kda`, each key has a rate of its own. Steps are
+those of the reference backend, of one token each.
 """
 
 import sys
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    decay: Tensor  # natural log
+    decay: Tensor  # natural log, `token head`, or `token head key` of kda
     beta: Tensor  # factor of what a token adds
 
 
@@ -50,7 +50,7 @@ class Error(NamedTuple):
 
 
 def inputs(rule: str, tokens: int, text: int) -> Inputs:
-    """Returns random inputs of a rule, "delta" or "mamba2"; another text has others."""
+    """Returns random inputs of a rule, "delta", "kda" or "mamba2"; another text has others."""
     generator = torch.Generator().manual_seed(text)
 
     def normal(*shape: int) -> Tensor:
@@ -73,7 +73,10 @@ def inputs(rule: str, tokens: int, text: int) -> Inputs:
     if rule == "mamba2":
         return Inputs(q, k, F.silu(1.5 * v), -step, step)
     beta = torch.sigmoid(1.5 * normal(tokens, HEADS))
-    return Inputs(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, -step, beta)
+    decay = -step
+    if rule == "kda":
+        decay = decay[..., None] * (normal(HEADS, KEYS) + 0.5 * normal(tokens, HEADS, KEYS)).exp()
+    return Inputs(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, decay, beta)
 
 
 def exact(rule: str, given: Inputs) -> Tensor:
@@ -81,8 +84,8 @@ def exact(rule: str, given: Inputs) -> Tensor:
     q, k, v, decay, beta = (each.double() for each in given)
     s, outputs = torch.zeros(HEADS, KEYS, VALUES, dtype=torch.float64), []
     for token in range(len(q)):
-        s = s * decay[token].exp()[:, None, None]
-        seen = torch.einsum("hk,hkv->hv", k[token], s) if rule == "delta" else 0
+        s = s * decay[token].exp().view(HEADS, -1, 1)
+        seen = 0 if rule == "mamba2" else torch.einsum("hk,hkv->hv", k[token], s)
         s = s + k[token][:, :, None] * (beta[token][:, None] * (v[token] - seen))[:, None]
         outputs.append(torch.einsum("hk,hkv->hv", q[token], s))
     return torch.stack(outputs)
@@ -91,7 +94,7 @@ def exact(rule: str, given: Inputs) -> Tensor:
 def stepped(rule: str, given: Inputs, dtype: torch.dtype, seed: int | None) -> Tensor:
     """Returns the outputs of decode steps, whose state has a dtype. With a seed it is rounded by chance."""
     backend, slot = Backend("reference"), torch.tensor([1])
-    shape = (KEYS, VALUES) if rule == "delta" else (VALUES, KEYS)
+    shape = (VALUES, KEYS) if rule == "mamba2" else (KEYS, VALUES)
     state, scales = torch.zeros(2, HEADS, *shape, dtype=dtype), torch.zeros(2, HEADS, VALUES)
     slots = {"state": state, "read": slot, "write": slot, "snapshot": torch.tensor([0]), "tokens": torch.tensor([1])}
     if not dtype.is_floating_point:
@@ -100,10 +103,10 @@ def stepped(rule: str, given: Inputs, dtype: torch.dtype, seed: int | None) -> T
     for token in range(len(given.q)):
         q, k, v, decay, beta = (each[None, token : token + 1] for each in given)
         chance = {} if seed is None else {"seed": seed, "lengths": torch.tensor([token])}
-        if rule == "delta":
-            out = backend.gated_delta_step(q=q, k=k, v=v, decay=decay, beta=beta, scale=1.0, **slots, **chance)
-        else:
+        if rule == "mamba2":
             out = backend.selective_step(x=v, dt=beta, a=-torch.ones(HEADS), b=k, c=q, **slots, **chance)
+        else:
+            out = backend.gated_delta_step(q=q, k=k, v=v, decay=decay, beta=beta, scale=1.0, **slots, **chance)
         outputs.append(out[0, 0])
     return torch.stack(outputs)
 

@@ -12,7 +12,7 @@ negative view or requires grad; and of each option its type and value. A refusal
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from operator import itemgetter, mul
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -130,4 +130,4 @@ def _describe(arguments: tuple[Any, ...], parts: list[object], addresses: list[i
 
 def _span(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Returns the bytes from the start to the end of a tensor that has elements."""
-    return dtype.itemsize * (1 + sum(map(mul, shape, strides)) - sum(strides))
+    return dtype.itemsize * (1 + sum(map(int.__mul__, shape, strides)) - sum(strides))

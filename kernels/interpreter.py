@@ -20,12 +20,14 @@ def mend() -> None:
     The interpreter of Triton 3.6 calls `int` on an array of one element, which numpy 2.4 and later refuse. Triton 3.7
     and later call `int` on the element, so the bounds of no other version change.
     """
+    import numpy as np
     import triton
     from triton.runtime import interpreter
 
     def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        wide = x.data.astype("float64") * y.data + z.data
-        return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide = x.data.astype("float64") * y.data + z.data
+            return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_fma = fma
     patch = interpreter._patch_lang_tensor if triton.__version__.startswith("3.6.") else None

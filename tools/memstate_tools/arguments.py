@@ -175,6 +175,14 @@ def _stores(stores: str, step: Step, tail: Callable[[], Any]) -> Arguments:
     return {"tail": tail(), "cursor": cursor} | ({"parents": tree} if stores == "_tree" else {})
 
 
+def scales(state: Tensor, rows: tuple[int, ...], chance: bool, step: Step) -> Arguments:
+    """Returns the scales of a state of whole numbers, and lengths and a seed if they are rounded by chance."""
+    given: Arguments = {}
+    if not state.is_floating_point():
+        given["scales"] = shifted(len(state), *rows, start=step.start, dtype=torch.float32)
+    return given | ({"lengths": ints(step.batch, step.start), "seed": 7} if chance else {})
+
+
 def conv_step(
     channels: int, taps: int, dtype: torch.dtype = torch.float32, swapped: bool = False, stores: str = "",
     step: Step = STEP,
@@ -198,7 +206,8 @@ def conv_step(
 
 def gated_delta_step(
     heads: tuple[int, int], key: int, value: int, dtype: torch.dtype = torch.float32, swapped: bool = False,
-    per_key: bool = False, gates: bool = False, low_rank: bool = False, stores: str = "", step: Step = STEP,
+    per_key: bool = False, gates: bool = False, low_rank: bool = False, stores: str = "", chance: bool = False,
+    step: Step = STEP,
 ) -> Arguments:  # fmt: skip
     """Returns the arguments of a gated delta step.
 
@@ -212,6 +221,7 @@ def gated_delta_step(
         gates: Whether the kernel computes the gates.
         low_rank: Whether it is the generalized rule of RWKV-7.
         stores: One of `STORES`.
+        chance: Whether whole numbers are rounded by chance.
         step: What differs between steps.
     """
     of_key, of_value = (heads[1], key), (heads[0], value)
@@ -231,7 +241,7 @@ def gated_delta_step(
         return tables.DeltaTail(k, v, gate, None, a, b) if low_rank else tables.DeltaTail(k, v, gate, kept)
 
     state = states(heads[0], key, value, step=step, dtype=dtype, swapped=swapped)
-    return given | {"state": state} | _stores(stores, step, tail)
+    return given | {"state": state} | scales(state, of_value, chance, step) | _stores(stores, step, tail)
 
 
 def in_order(op: str, given: Arguments) -> tuple[Any, ...]:

@@ -104,7 +104,10 @@ def _plans() -> Iterator[Call]:
 # -- decode steps ----------------------------------------------------------------------------------------------------
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DELTA_COMMON = {  # kind -> name endings of the calls that are not rare, for fp32 and bf16 states
+WHOLE = {"int16": torch.int16, "int8": torch.int8}
+DELTA_STATES = DTYPES | WHOLE | {f"{name}_chance": dtype for name, dtype in WHOLE.items()}
+# kind -> name endings of the calls that are not rare, for states of fp32, bf16 and, with gates, whole numbers
+DELTA_COMMON = {
     "": ("", "_marks", "_value_key", "_value_key_marks", "_tail", "_tree"),
     "_kda": ("",),
     "_gates": ("", "_value_key", "_tail", "_value_key_tail", "_tree", "_value_key_tree"),
@@ -157,7 +160,9 @@ def _deltas() -> Iterator[Call]:
     Their gates are given, or computed from projections. Rare ones have tiles of other sizes, or slots that begin at any
     element.
     """
-    for (name, dtype), kind, swapped, stores in product(DTYPES.items(), DELTA_COMMON, (False, True), STORES):
+    for (name, dtype), kind, swapped, stores in product(DELTA_STATES.items(), DELTA_COMMON, (False, True), STORES):
+        if name not in DTYPES and "gates" not in kind:
+            continue
         low_rank, unit = kind == "_rwkv7", ACCESS_BYTES // dtype.itemsize
         per_key, size = low_rank or "kda" in kind, 64 if low_rank else 128
         whole = 4 * unit  # values of a whole tile
@@ -175,10 +180,10 @@ def _deltas() -> Iterator[Call]:
                 continue  # a matrix of one value has only one order
             given = arguments.gated_delta_step(
                 (32, 32 if per_key else 16), key, value, dtype, swapped, per_key, "gates" in kind, low_rank, stores,
-                Step(apart=32 * key * value + own % unit),
+                "chance" in name, Step(apart=32 * key * value + own % unit),
             )  # fmt: skip
             full = f"gated_delta_step_{name}{kind}{ending}" + (not common) * f", {key} x {value}, unit {own}"
-            planes = (given["state"],) if common else ()
+            planes = (given["state"],) if common and dtype != torch.int8 else ()  # of int8, lanes may move 8 bytes
             yield _call(full, "gated_delta_step", **given, planes=planes, rare=not common)
 
 

@@ -10,7 +10,7 @@ PROGRAMS_PER_SM = 4
 MOVED = "unit tiles"  # key of kernels that move tiles: bytes that a lane moves, and tiles of a slot, or of a block
 LONGEST = {True: 1024, False: 64}  # whether a column is contiguous -> limit of its values in an int8 block
 MOST_WARPS = 16
-LEAST_VALUES = 16  # fewest values of a delta tile, for elements of 4 bytes; 8 would be added up in another order
+LEAST_VALUES = 16  # fewest values of a delta tile, for elements of 4 bytes
 ROW_BYTES = 64  # fewest neighbouring bytes of a state that lanes move together
 SECTOR_BYTES = 32  # bytes that device memory reads or writes at a time
 KEY_LANES = 8  # fewest lanes that share the keys of a value, with keys fastest
@@ -159,11 +159,12 @@ class DeltaConfig(Config, kernel="gated_delta", key="key value bytes key_fastest
             bytes. So 2048 are 8 KB, in 64 fp32 hardware registers of a lane, or 128 for elements of 2 bytes.
         block_value: values of each key in a program, for elements of 4 bytes; twice as many for elements of 2 bytes.
             So 16 values are 64 bytes, whole memory sectors. Many values suit many rows, whose programs fill a device.
+            Fewer than 16, in files of before, count as 16: they would be added up in another order.
     """
 
     by_rows: ClassVar[bool] = True
     warp_elements: int = axis(2048, 1024, 4096, 512, least=128, most=8192, bits=True)
-    block_value: int = axis(LEAST_VALUES, 32, 64, least=LEAST_VALUES, most=128)
+    block_value: int = axis(LEAST_VALUES, 32, 64, least=4, most=128)
 
     def blocks(self, key: int, value: int, itemsize: int) -> tuple[int, int, int]:
         """Returns the keys and values of one tile (powers of two), and the warps that hold it.
@@ -176,7 +177,7 @@ class DeltaConfig(Config, kernel="gated_delta", key="key value bytes key_fastest
         block_k, least = _power_above(key), min(4 * LEAST_VALUES // itemsize, _power_above(value))
         warps = min(MOST_WARPS, max(1, block_k * least * itemsize // (4 * self.warp_elements)))
         # as many warps for `least` values in every tile, so that a lane has the same keys
-        times = min(self.block_value // LEAST_VALUES, _power_above(value) // least, MOST_WARPS // warps)
+        times = min(max(self.block_value // LEAST_VALUES, 1), _power_above(value) // least, MOST_WARPS // warps)
         return block_k, least * times, warps * times
 
 

@@ -251,14 +251,15 @@ def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, EARLY: tl.con
 
 @triton.jit
 def _store(
-    ptr, slots, apart, s, drawn, scales_ptr, scales_apart, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
-    PIECE_STEP: tl.constexpr, KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+    plane, slots, s, drawn, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """Stores the tile to some slots, unless they are 0.
 
-    `ptr` points to the memory of the first piece of the tile in slot 0, and `scales_ptr` to the scales there. `drawn`
-    are draws for the tile, see `whole`.
+    `plane` is the memory of the first piece of the tile in slot 0, the distance from slot to slot, both for the scales,
+    and what `_in_piece` takes. `drawn` are draws for the tile, see `whole`.
     """
+    ptr, apart, scales_ptr, scales_apart, index, in_value = plane
     if scales_ptr is not None:
         s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES * RUN)
     for which in tl.static_range(len(slots)):
@@ -324,11 +325,11 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
 
 @triton.jit
 def _tile(
-    ptr, slot, apart, scales_ptr, scales_apart, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
-    PIECE_STEP: tl.constexpr, KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr,
-    PIECES: tl.constexpr, EARLY: tl.constexpr = False,
+    plane, slot, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr, KEY_STRIDE: tl.constexpr,
+    KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """Returns the tile of a slot in fp32, zeros for slot 0; pointers as in `_store`."""
+    """Returns the tile of a slot in fp32, zeros for slot 0; see `_store`."""
+    ptr, apart, scales_ptr, scales_apart, index, in_value = plane
     tile = ()
     for piece in tl.static_range(PIECES):
         mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
@@ -432,10 +433,8 @@ def _gated_delta_step(
     scales_at, chance, length = None, None, 0
     if scales_ptr is not None:
         scales_at = scales_ptr + head * VALUE + value
-    s = _tile(
-        tile_ptr, read, slot_stride, scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
-        KEY_FASTEST, RUN, PIECES, BEHIND,
-    )  # fmt: skip
+    plane = (tile_ptr, slot_stride, scales_at, scales_apart, index, in_value)
+    s = _tile(plane, read, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES, BEHIND)
     if BEHIND:
         # So far this program has read what the launch before does not write: columns of the step, and the state.
         gdc_wait()
@@ -466,10 +465,7 @@ def _gated_delta_step(
         if parents_ptr is None:
             for entry in range(pending + 1):
                 if entry == store:
-                    _store(
-                        tile_ptr, (write, snapshot), slot_stride, s, None, scales_at, scales_apart, index, in_value,
-                        KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
-                    )  # fmt: skip
+                    _store(plane, (write, snapshot), s, None, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 if entry < pending:
                     s = _with_pending(
                         s, place, chance, length + entry + 1, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
@@ -491,10 +487,7 @@ def _gated_delta_step(
         if parents_ptr is not None:
             for entry in range(start, pending + 1):
                 if (entry == store) & (target == 0):
-                    _store(
-                        tile_ptr, (write, snapshot), slot_stride, s, None, scales_at, scales_apart, index, in_value,
-                        KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
-                    )  # fmt: skip
+                    _store(plane, (write, snapshot), s, None, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 if entry < pending:
                     s = _with_pending(
                         s, (first_place + entry) % ring, chance, length + entry + 1, ring_k, ring_v, ring_gate,
@@ -593,18 +586,13 @@ def _gated_delta_step(
                 # pending tokens are missing.
                 tl.debug_barrier()
                 start, depth = tl.maximum(store, 0), 0
-                s = _tile(
-                    tile_ptr, tl.where(store >= 0, write, read), slot_stride, scales_at, scales_apart, index, in_value,
-                    KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES,
-                )  # fmt: skip
+                before = tl.where(store >= 0, write, read)
+                s = _tile(plane, before, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
-                kept = known_slot(tl.load(mark_slot_ptr + mark), last)
-                _store(
-                    tile_ptr, (tl.where(offset == t + 1, kept, 0),), slot_stride, s,
-                    _drawn(once, length + offset, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART),
-                    scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
-                )  # fmt: skip
+                kept = tl.where(offset == t + 1, known_slot(tl.load(mark_slot_ptr + mark), last), 0)
+                at_mark = _drawn(once, length + offset, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
+                _store(plane, (kept,), s, at_mark, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -615,11 +603,8 @@ def _gated_delta_step(
     if cursor_row_ptr is not None:
         write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
-    _store(
-        tile_ptr, (write, snapshot), slot_stride, s,
-        _drawn(once, length + count, count > 0, s, KEY_FASTEST, LANES, RUN, PIECES, APART),
-        scales_at, scales_apart, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES,
-    )  # fmt: skip
+    at_end = _drawn(once, length + count, count > 0, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
+    _store(plane, (write, snapshot), s, at_end, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
 
 def blocks(

@@ -592,7 +592,8 @@ def _gated_delta_step(
             while offset <= t + 1:
                 kept = tl.where(offset == t + 1, known_slot(tl.load(mark_slot_ptr + mark), last), 0)
                 # What to store depends on `kept`: otherwise the compiler would round the state of every token.
-                kept_s = (tl.where(kept > 0, s[0], 0.0),) + s[1:]
+                kept_s = (tl.where(kept > 0, s[0], 0.0),)
+                kept_s += s[1:]
                 at_mark = _drawn(once, length + offset, True, kept_s, KEY_FASTEST, LANES, RUN, PIECES, APART)
                 _store(plane, (kept,), kept_s, at_mark, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 mark += 1

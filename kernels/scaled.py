@@ -77,6 +77,7 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
     """
     EIGHT: tl.constexpr = dtype.primitive_bitwidth == 8
     TOP: tl.constexpr = 127.0 if EIGHT else 32767.0
+    UNITS: tl.constexpr = 49152.0 if EIGHT else 98304.0  # 1.5 * 2**15, 1.5 * 2**16: sums are multiples of 2**-8, 2**-7
     peak = tl.abs(tiles[0])
     for piece in tl.static_range(1, COUNT):
         peak = _larger(peak, tl.abs(tiles[piece]))
@@ -95,12 +96,8 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
     keep = tl.where(usable, -1, 0).to(dtype)[None, :]  # zeros also for NaN
     found = ()
     for piece in tl.static_range(COUNT):
-        if drawn is None:
-            number = tl.fma(tiles[piece], inverse, SHIFT).to(tl.int32, bitcast=True)
-        elif EIGHT:  # 1.5 * 2**15: the sum is a multiple of 2**-8
-            number = (tl.fma(tiles[piece], inverse, 49152.0).to(tl.int32, bitcast=True) + drawn[piece]) >> 8
-        else:  # 1.5 * 2**16: the sum is a multiple of 2**-7
-            number = tl.fma(tiles[piece], inverse, 98304.0).to(tl.int32, bitcast=True)
-            number = (number + (drawn[piece] >> 1) + 0x400000) >> 7  # the low 16 bits of the constant are 0
+        number = tl.fma(tiles[piece], inverse, SHIFT if drawn is None else UNITS).to(tl.int32, bitcast=True)
+        if drawn is not None:  # in units of 2**-8; the low 16 bits of UNITS in these units and of the last term are 0
+            number = (number * (1 if EIGHT else 2) + drawn[piece] + 0x800000) >> 8
         found += (number.to(dtype) & keep,)
     return found, tl.where(peak < INFINITE, tl.where(usable, scale, 0.0), float("nan"))

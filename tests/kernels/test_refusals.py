@@ -39,7 +39,7 @@ REFUSED: dict[str, Refused | str] = {  # op -> what it refuses, or why nothing i
     "release": NOTHING, "resolve": NOTHING, "audit": NOTHING, "plan": NOTHING, "keep_path": NOTHING,
     "copy_slots": NOTHING, "zero_slots": NOTHING,
     "conv_step": Refused(("out", "state", "tail"), True),
-    "gated_delta_step": Refused(("out", "state", "tail"), True),
+    "gated_delta_step": Refused(("out", "state", "tail", "scales"), True),
     "conv_delta_step": PARTS,
     "selective_step": Refused(("out", "state", "tail"), True, ("a",)),
     "mamba3_step": Refused(("out", "state"), True),
@@ -82,7 +82,7 @@ FITS = {
     "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail", "nodes"),
     "axis 1 shorter": ("plane", "tail", "parents", "nodes"),
     "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",),
-    "reordered": ("state", "tail", *PLANES),
+    "reordered": ("state", "tail", "scales", *PLANES),
 }  # fmt: skip
 
 

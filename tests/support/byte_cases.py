@@ -168,7 +168,8 @@ def decode(
     columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
     like = inputs["v" if "v" in inputs else "x"]
     out = make.empty(*like.shape, dtype=like.dtype)
-    planes = [state] if isinstance(state, Tensor) else state
+    planes = [state] if isinstance(state, Tensor) else [*state]
+    planes += [] if inputs.get("scales") is None else [inputs["scales"]]
     stored = [plane[slot] for plane in planes for row in rows for slot in row[1:3] if 0 < slot < SLOTS]
     marks = make.one(None, step_marks(make, rows))
     kept = [] if marks is None else marks.slot.tolist()
@@ -201,11 +202,27 @@ def ring(make: Maker, *token: int, dtype: torch.dtype = torch.float32) -> Tensor
     return rows.copy_(torch.randn(rows.shape, generator=make.generator))
 
 
-def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:
-    """Returns random states of one layer in all slots but the null slot, and rows that use them."""
-    state = Memory(shape, make.one(*DTYPES), CPU, make.generator).state
-    state[1:] = torch.randn(state[1:].shape, generator=make.generator).to(state)
+def memory(make: Maker, *shape: int, whole: torch.dtype | None = None) -> tuple[Tensor, list[Row]]:
+    """Returns random states of one layer in all slots but the null slot, and rows that use them.
+
+    whole: dtype of whole numbers; None for a dtype of floats.
+    """
+    state = Memory(shape, whole or make.one(*DTYPES), CPU, make.generator).state
+    state[1:] = (torch.randn(state[1:].shape, generator=make.generator) * (30 if whole else 1)).to(state)
     return state, steps(make, make.one(1, 2, 2))
+
+
+def scaled(make: Maker, state: Tensor, batch: int, *rows: int) -> dict[str, Any]:
+    """Returns scales, and often lengths and a seed, if the state has whole numbers. rows: heads, rows of a head."""
+    whole = not state.is_floating_point()
+    lengths = make.one(None, make.ints([make.rng.randint(-1, 99) for _ in range(batch)])) if whole else None
+    scales = make.plane(*rows, dtype=torch.float32, layers=1)[0] if whole else None
+    if scales is not None:
+        scales[1:] = torch.rand(scales[1:].shape, generator=make.generator)
+    return {
+        "scales": scales, "lengths": lengths, "seed": None if lengths is None else make.one(0, 2**31 - 1),
+        "layer": make.one(0, 3), "first_head": make.one(0, 7),
+    }  # fmt: skip
 
 
 def conv_step(make: Maker) -> Case:
@@ -229,18 +246,21 @@ def conv_step(make: Maker) -> Case:
 def gated_delta_step(make: Maker) -> Case:
     """Returns a launch on two heads with two blocks of values each. Decays are per head or per key channel."""
     turned, by_key, rates = make.one(True, False), make.one(True, False), make.one(True, False)
-    state, rows = memory(make, 2, *((34, 4) if turned else (4, 34)))
+    whole = make.one(None, None, torch.int8, torch.int16)
+    key = 16 if whole else 4
+    state, rows = memory(make, 2, *((34, key) if turned else (key, 34)), whole=whole)
     state = state.mT if turned else state
     head, dtype, keys = (len(rows), TOKENS), make.one(*DTYPES), 2 if by_key else 1
-    owner = (2, 4) if by_key else (2,)
+    owner = (2, key) if by_key else (2,)
     inputs = {
-        "q": make.normal(*head, keys, 4, dtype=dtype), "k": make.normal(*head, keys, 4, dtype=dtype),
+        "q": make.normal(*head, keys, key, dtype=dtype), "k": make.normal(*head, keys, key, dtype=dtype),
         "v": make.normal(*head, 2, 34, dtype=dtype),
         "decay": make.normal(*head, *owner).abs_().neg_(), "beta": make.normal(*head, 2),
         "a_log": make.normal(2) if rates else None, "sigmoid": make.one(True, False),
         "dt_bias": make.one(None, make.normal(*owner)) if rates else None, "normalize": make.one(True, False),
     }  # fmt: skip
-    kept = ring(make, keys, 4, dtype=dtype), ring(make, 2, 34, dtype=dtype), ring(make, *owner), ring(make, 2)
+    inputs |= scaled(make, state, len(rows), 2, 34)
+    kept = ring(make, keys, key, dtype=dtype), ring(make, 2, 34, dtype=dtype), ring(make, *owner), ring(make, 2)
     tail = make.one(None, DeltaTail(*kept))
     return decode(make, "gated_delta_step", inputs, state, rows, tail)
 

@@ -121,7 +121,7 @@ def gated_delta_step(op: Callable[..., Any]) -> None:
 
 def conv_delta_step(op: Callable[..., Any]) -> None:
     """Launches plain steps, and steps with marks, with a tail, and with trees."""
-    for step in steps(more=1):
+    for step in steps(width=8):
         for stores in STORES:
             op(**arguments.conv_delta_step((2, 1), 2, 2, taps=2, stores=stores, step=step))
 

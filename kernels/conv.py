@@ -278,19 +278,17 @@ def conv_step(
     tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
-    given = (
-        x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents
-    )  # fmt: skip
+    given = x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents
     return launched(check_conv(*given), given)
 
 
-def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], ahead: bool = False) -> Tensor:
+def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], form: str = "") -> Tensor:
     """Launches a step that has passed its check.
 
     Args:
         checked: result of the check.
         given: all arguments of `conv_step`, in order.
-        ahead: whether the next launch may begin before this one ends.
+        form: "ahead" if the next launch may begin before this one ends.
     """
     x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents = given
     out = x.new_empty(x.shape) if out is None else out
@@ -301,7 +299,6 @@ def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], ahead: b
         x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         *tail_tensors(ConvTail, tail, cursor, parents),
     )  # fmt: skip
-    form = "ahead" if ahead else ""
     if launched_again(checked, tensors, form):
         return out
     unit = stride_unit(state)
@@ -313,11 +310,9 @@ def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], ahead: b
     )  # fmt: skip
     constants = {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "UNIT": unit, "SILU": activation == "silu",
-        "BLOCK": block, "LANE": lane, "AHEAD": ahead,
+        "BLOCK": block, "LANE": lane, "AHEAD": form == "ahead",
     }  # fmt: skip
-    options = OPTIONS | limit(
-        roomy(config.warps, marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT)
-    )
-    options |= {"num_warps": config.warps}
+    needed = marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT
+    options = {"num_warps": config.warps, **OPTIONS, **limit(roomy(config.warps, needed))}
     launch_step(checked, _conv_step, (*grid, batch), tensors, numbers, constants, options, form)
     return out

@@ -17,6 +17,6 @@ from memstate.kernels.warps import overlaps
 def conv_delta_step(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> Tensor:
     """Launches the op; see `memstate.kernels.reference.conv_delta.conv_delta_step`."""
     conv, delta, first, second = check_conv_delta(conv, delta)
-    together = overlaps()
-    of_conv.launched(first, conv, together)
-    return of_delta.launched(second, delta, together)
+    forms = ("ahead", "behind") if overlaps() else ("", "")
+    of_conv.launched(first, conv, forms[0])
+    return of_delta.launched(second, delta, forms[1])

@@ -7,6 +7,7 @@ compare plainly, and parse no patterns. Each raises a ValueError that names the 
 from itertools import combinations
 from math import prod
 from numbers import Real
+from operator import is_
 from typing import Any
 
 import torch
@@ -580,10 +581,6 @@ def _check_planes_apart(name: str, mine: PlaneBlocks, other: str, its: PlaneBloc
             raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.dtype == other.dtype and one.is_set_to(other))
-
-
 def check_conv_delta(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> tuple[Any, ...]:
     """Refuses arguments of `conv_delta_step` that do not fit, also to each other.
 
@@ -595,8 +592,7 @@ def check_conv_delta(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> tuple[Any
     """
     conv, delta = conv + CONV_DEFAULTS[len(conv) - 8 :], delta + DELTA_DEFAULTS[len(delta) - 10 :]
     checked = check_conv(*conv), check_gated_delta(*delta)
-    mine, its = (*conv[4:8], *(conv[10] or ())), (*delta[6:10], *(delta[12] or ()))
-    if len(mine) != len(its) or not all(map(_same, mine, its)):
+    if not all(map(is_, (*conv[4:8], conv[10]), (*delta[6:10], delta[12]))):
         raise ValueError("read, write, snapshot, tokens, marks: expected the same tensors in both steps")
     for name, plane in (("state", delta[5]), ("scales", delta[17])):
         if plane is not None:

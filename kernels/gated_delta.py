@@ -667,13 +667,13 @@ def gated_delta_step(
     return launched(check_gated_delta(*given), given)
 
 
-def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], behind: bool = False) -> Tensor:
+def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], form: str = "") -> Tensor:
     """Launches a step that has passed its check.
 
     Args:
         checked: result of the check.
         given: all arguments of `gated_delta_step`, in order.
-        behind: whether this launch may begin before the launch in front of it ends, which writes neither the state nor
+        form: "behind" if this launch may begin before the one in front of it ends, which writes neither the state nor
             the columns of the step.
     """
     q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, *others = given
@@ -687,7 +687,6 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], b
         q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS), a, b,
         *tail_tensors(DeltaTail, tail, cursor, parents), scales, lengths,
     )  # fmt: skip
-    form = "behind" if behind else ""
     if launched_again(checked, tensors, form):
         return out
     keys, values, itemsize, key_fastest, _ = static = key_sizes(state)
@@ -703,9 +702,9 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], b
         "HEADS": heads, "KEY_HEADS": q.shape[2], "KEY": keys, "VALUE": values, "PER_KEY": decay.dim() == 4,
         "KEY_FASTEST": key_fastest, "UNIT": unit, "BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run,
         "APART": 1 if key_fastest else min(warps, lanes), "SIGMOID": sigmoid, "NORMALIZE": normalize,
-        "BEHIND": behind,
+        "BEHIND": form == "behind",
     }  # fmt: skip
     options = {"num_warps": warps, **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps)))}
-    options |= {"launch_pdl": True} if behind else {}
+    options |= {"launch_pdl": True} if form == "behind" else {}
     launch_step(checked, _gated_delta_step, (*grid, batch), tensors, numbers, constants, options, form)
     return out

@@ -66,33 +66,23 @@ def alone() -> dict[str, int]:
 
 def limit(options: dict[str, int]) -> dict[str, int]:
     """Returns `options`, which limit the registers of a thread, or none if the current device's compiler lacks them."""
-    return {} if knobs.runtime.interpret or not _limits(driver.active) else options
+    return {} if knobs.runtime.interpret or _target(driver.active).backend != "cuda" else options
 
 
 def warp_threads() -> int:
     """Returns the threads of a warp of the current device; 32 if kernels are interpreted."""
-    return 32 if knobs.runtime.interpret else _threads(driver.active)
-
-
-@cache
-def _threads(active: Any) -> int:
-    return int(active.get_current_target().warp_size)
+    return 32 if knobs.runtime.interpret else int(_target(driver.active).warp_size)
 
 
 def overlaps() -> bool:
     """Returns whether the current device can begin a launch before the one in front of it ends: from sm_90 on."""
-    return not knobs.runtime.interpret and _overlaps(driver.active)
+    target = None if knobs.runtime.interpret else _target(driver.active)
+    return target is not None and target.backend == "cuda" and target.arch >= 90
 
 
 @cache
-def _overlaps(active: Any) -> bool:
-    target = active.get_current_target()
-    return bool(target.backend == "cuda" and target.arch >= 90)
-
-
-@cache
-def _limits(active: Any) -> bool:
-    return bool(active.get_current_target().backend == "cuda")
+def _target(active: Any) -> Any:
+    return active.get_current_target()
 
 
 @triton.jit

@@ -42,7 +42,7 @@ KEYS = (
 )  # fmt: skip
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "run_rows", "conv_step", "gated_delta_step", "selective_step",
-    "mamba3_step", "gather_slots", "scatter_slots", "scatter_states",
+    "conv_delta_step", "mamba3_step", "gather_slots", "scatter_slots", "scatter_states",
     "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "keep_path",
 }  # fmt: skip
 

@@ -141,10 +141,16 @@ class Moving:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._tensors: dict[int, Tensor] = {}  # id of a tensor -> the moved one
         self._memory: dict[int, tuple[int, Tensor]] = {}  # old address -> number of bytes, and the moved memory
 
     def tensor(self, old: Tensor) -> Tensor:
         """Moves the storage of a tensor, unless it was moved before. Returns the tensor on the moved storage."""
+        if id(old) not in self._tensors:  # an argument that is given twice stays one tensor
+            self._tensors[id(old)] = self._moved(old)
+        return self._tensors[id(old)]
+
+    def _moved(self, old: Tensor) -> Tensor:
         storage = old.untyped_storage()
         if storage.data_ptr() not in self._memory:
             whole = torch.empty(0, dtype=torch.uint8).set_(storage)

@@ -250,7 +250,16 @@ def _meet(blocks: PlaneBlocks, tensor: Tensor) -> bool:
     """Returns whether a tensor shares bytes with `blocks`; gaps between its tokens do not count."""
     tokens = tokens_of(tensor)
     (count, stride), first = tokens.axes[0], tokens.start
+    if fill_gaps(blocks, tokens):
+        return False
     return any(blocks.meets(start, start + tokens.size) for start in range(first, first + count * stride, stride))
+
+
+def fill_gaps(blocks: PlaneBlocks, others: PlaneBlocks) -> bool:
+    """Returns whether others lie in the gaps of blocks that are as far apart, as planes of a slot-major arena do."""
+    stride = blocks.axes[0][1]
+    alike = len(blocks.axes) == 1 and 0 < stride == others.axes[0][1]
+    return alike and blocks.size <= (others.start - blocks.start) % stride <= stride - others.size
 
 
 def _refuse(name: str, span: tuple[int, int], other: str, its: tuple[int, int]) -> None:

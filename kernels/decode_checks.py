@@ -28,6 +28,7 @@ from memstate.kernels.checks import (
     check_sizes,
     check_tensors,
     check_written,
+    fill_gaps,
 )
 from memstate.kernels.reference.scaled import SHARED, TOP
 from memstate.kernels.remembered import remembered
@@ -575,10 +576,8 @@ def check_mamba3(
 
 def _check_planes_apart(name: str, mine: PlaneBlocks, other: str, its: PlaneBlocks) -> None:
     """Refuses planes whose slots share bytes. Slots of one plane may lie in gaps of the other."""
-    if mine.start < its.end() and its.start < mine.end():
-        stride, after = mine.axes[0][1], its.start - mine.start
-        if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
-            raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
+    if mine.start < its.end() and its.start < mine.end() and not fill_gaps(mine, its):
+        raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
 
 
 def check_conv_delta(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -156,10 +156,10 @@ class DeltaConfig(Config, kernel="gated_delta", key="key value bytes key_fastest
 
     Args:
         warp_elements: elements of the state that a warp holds, for elements of 4 bytes; twice as many for elements of 2
-            bytes. So 2048 are 8 KB, in 64 fp32 hardware registers of a lane, or 128 for elements of 2 bytes.
-        block_value: values of each key in a program, for elements of 4 bytes; twice as many for elements of 2 bytes.
-            So 16 values are 64 bytes, whole memory sectors. Many values suit many rows, whose programs fill a device.
-            Fewer than 16, in files of before, count as 16: they would be added up in another order.
+            bytes or 1. So 2048 are 8 KB, in 64 fp32 hardware registers of a lane, or 128 for smaller elements.
+        block_value: values of each key in a program, for elements of 4 bytes; twice as many for elements of 2 bytes or
+            1. So 16 values are 64 bytes, whole memory sectors. Many values suit many rows, whose programs fill a
+            device. Fewer than 16, in files of before, count as 16: they would be added up in another order.
     """
 
     by_rows: ClassVar[bool] = True

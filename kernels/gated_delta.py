@@ -6,8 +6,8 @@ warp, so a sum over keys waits for no other warp. After the token of a mark, the
 the mark.
 
 A slot stores `key value` or `value key`; the strides of the state say which. Lanes move 16 bytes along the fastest
-axis. Which of the two layouts a slot has also decides in which order the elements of a sum are added. How many values a
-tile has does not: a file may choose them by the rows of the launch.
+axis, or 8 bytes of int8. Which of the two layouts a slot has also decides in which order the elements of a sum are
+added. How many values a tile has does not: a file may choose them by the rows of the launch.
 """
 
 import math
@@ -615,7 +615,8 @@ def blocks(
 ) -> tuple[int, int, int]:  # fmt: skip
     """Returns the keys and values of one tile (powers of two), and the warps that hold it.
 
-    If lanes cannot move 16 bytes at a time, an element counts as 8 bytes, because a lane then holds more addresses.
+    If lanes cannot move 16 bytes at a time, an element counts as 8 bytes, because a lane then holds more addresses. An
+    element of 1 byte counts as 2: a lane has room for 128 elements in fp32.
 
     Args:
         key: keys of a head.

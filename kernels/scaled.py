@@ -13,9 +13,8 @@ SMALLEST_SCALE = tl.constexpr(SMALLEST)
 NEIGHBOURS = tl.constexpr(SHARED)
 SHIFT = tl.constexpr(12582912.0)  # 1.5 * 2**23: a sum with it is a whole number
 SHIFT_BITS = tl.constexpr(0x4B400000)  # SHIFT as an integer, so the low 16 bits are 0
-HALVES = tl.constexpr(0x80808080)
+HALVES = tl.constexpr(0x80808080)  # four draws of a half
 RECIPROCAL = tl.constexpr(-0x10CEE39)  # minus the bits of -x as an integer: about the bits of 1 / x
-INFINITE = tl.constexpr(float("inf"))
 
 
 @triton.jit
@@ -53,10 +52,7 @@ def draws(chance, length, real, first, like, COUNT: tl.constexpr):
     for part in tl.static_range((COUNT + NEIGHBOURS - 1) // NEIGHBOURS):
         counter = (chance[2][None, :] + (first // NEIGHBOURS + part)[:, None] + zero).to(tl.uint32)
         none = tl.zeros_like(counter)
-        random = tl.philox(chance[0], counter, none + length.to(tl.uint32), none + chance[1].to(tl.uint32), none)
-        words = ()
-        for word in tl.static_range(4):
-            words += (tl.where(real, random[word], HALVES),)
+        words = tl.philox(chance[0], counter, none + length.to(tl.uint32), none + chance[1].to(tl.uint32), none)
         if COUNT < NEIGHBOURS:  # the lane uses some of the bytes
             at = (first % NEIGHBOURS // 4)[:, None]
             used = ()
@@ -65,7 +61,8 @@ def draws(chance, length, real, first, like, COUNT: tl.constexpr):
                 used += (tl.where(at + word < 2, low, tl.where(at + word == 2, words[2], words[3])),)
             words = (used[0] >> (first % 4 * 8)[:, None].to(tl.uint32),) if COUNT < 4 else used
         for key in tl.static_range(min(COUNT, NEIGHBOURS)):
-            drawn += (((words[key // 4] >> (8 * (key % 4))) & 255).to(tl.int32),)
+            four = tl.where(real, words[key // 4], HALVES)
+            drawn += (((four >> (8 * (key % 4))) & 255).to(tl.int32),)
     return drawn
 
 
@@ -92,7 +89,7 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
         near = tl.fma(tl.fma(minus, near, 1.0), near, near)
     guess = near * (TOP / 4)
     inverse = tl.fma(tl.fma(minus, guess, TOP / 4), near, guess)[None, :]
-    usable = (peak >= TOP * SMALLEST_SCALE) & (peak < INFINITE)
+    usable = (peak >= TOP * SMALLEST_SCALE) & (peak < float("inf"))
     keep = tl.where(usable, -1, 0).to(dtype)[None, :]  # zeros also for NaN
     found = ()
     for piece in tl.static_range(COUNT):
@@ -100,4 +97,4 @@ def whole(tiles, drawn, dtype: tl.constexpr, COUNT: tl.constexpr):
         if drawn is not None:  # in units of 2**-8; the low 16 bits of UNITS in these units and of the last term are 0
             number = (number * (1 if EIGHT else 2) + drawn[piece] + 0x800000) >> 8
         found += (number.to(dtype) & keep,)
-    return found, tl.where(peak < INFINITE, tl.where(usable, scale, 0.0), float("nan"))
+    return found, tl.where(peak < float("inf"), tl.where(usable, scale, 0.0), float("nan"))

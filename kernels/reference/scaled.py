@@ -84,11 +84,12 @@ class States:
 
     def load(self, slot: int) -> Tensor:
         """Returns the state of a slot in fp32; zeros for slot 0."""
-        if not slot:
-            return torch.zeros(self._plane.shape[1:], dtype=torch.float32, device=self._plane.device)
-        if self._scales is None:
-            return self._plane[slot].float()
-        return loaded(self._plane[slot], self._scales[slot], self._axis)
+        s = torch.zeros(self._plane.shape[1:], dtype=torch.float32, device=self._plane.device)
+        if slot and self._scales is None:
+            s.copy_(self._plane[slot])
+        elif slot:
+            s.copy_(loaded(self._plane[slot], self._scales[slot], self._axis))
+        return s
 
     def rounded(self, s: Tensor, length: int) -> Tensor:
         """Returns the state as it would be loaded after a store; `length` counts its tokens."""

@@ -1,14 +1,18 @@
-"""Tests decode steps on states of whole numbers: each loads and stores them as `memstate.kernels.reference.scaled` says.
+"""Tests decode steps on states of whole numbers, which they load and store as `memstate.kernels.reference.scaled` says.
 
 What a step computes between load and store is tested with states of floats.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
+from memstate.kernels.blocks import stride_unit
 from memstate.kernels.configs import Config, DeltaConfig, SelectiveConfig
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference.scaled import States
@@ -63,6 +67,24 @@ def states_of(case: Case) -> States:
     return States(case.memory.state, case.memory.scales, case.memory.axis % 3, seed or None, layer, first_head)
 
 
+@contextmanager
+def cut_as(case: Case) -> Iterator[None]:
+    """Lets steps of the delta rule on floats add up in the order in which those on whole numbers do."""
+    if case.op != "gated_delta_step" or not COMPILED:
+        yield
+        return
+    from memstate.kernels import gated_delta
+
+    sizes = gated_delta.key_sizes(case.memory.state)
+    grid, (_, *tile) = gated_delta.tiling(case.memory.state, sizes, DeltaConfig())
+    lanes = gated_delta.shares(sizes[3], sizes[2], *tile)
+    with (
+        patch.object(gated_delta, "tiling", lambda state, *_: (grid, (stride_unit(state), *tile))),
+        patch.object(gated_delta, "shares", lambda *_: lanes),
+    ):
+        yield
+
+
 def check_alike(case: Case, expected: Case, out: Tensor, expected_out: Tensor, exact: bool) -> None:
     """Checks that two steps have the same bits or, if sums may have another order, nearly the same."""
     if exact:
@@ -82,20 +104,18 @@ def check_alike(case: Case, expected: Case, out: Tensor, expected_out: Tensor, e
 def test_D33_a_step_stores_what_is_defined(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, chance: bool
 ) -> None:
-    """Rows work in place, with a mark; write another slot, with a snapshot; read zeros; and copy a state.
-
-    Keys that are fastest add up in another order if they are bytes, and the interpreter fuses no multiplication and
-    addition.
-    """
+    """Rows work in place, with a mark; write another slot, with a snapshot; read zeros; and copy a state."""
     rows = [*MIXED[:4], Row(6, 6, 0, 0)]
     case = build(kind, backend, generator, dtype, chance, [7, 2**31 - 5, 0, -3, 65_536], rows=rows, tokens=3)
     case.shared["marks"] = columns([(0, 2, 7)], case.memory.state)
     floats, expected = in_floats(case), case.twin()
-    out, states = floats.step(backend), states_of(expected)
+    with cut_as(case):
+        out = floats.step(backend)
+    states = states_of(expected)
     for slot, length in ((1, 10), (3, 2**31 - 3), (4, 2**31 - 3), (5, 1), (6, None), (7, 9)):
         states.store([slot], floats.memory.state[slot], length)
-    exact = backend.name == "reference" or (COMPILED and kind not in ("gdn, value key", "kda, gates"))
-    check_alike(case, expected, case.step(backend), out, exact)
+    # The interpreter rounds a sum and its products apart, and Mamba-2 adds up its outputs in another order.
+    check_alike(case, expected, case.step(backend), out, exact=backend.name == "reference" or COMPILED)
 
 
 @pytest.mark.sample
@@ -118,13 +138,14 @@ def test_D33_T1_a_row_that_speculates_has_the_bytes_of_plain_decode(
 def test_D33_neither_batch_nor_slot_nor_block_changes_a_byte(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, chance: bool
 ) -> None:
-    case = build(kind, backend, generator, dtype, chance, [7, 8, 9, 10, 11], rows=MIXED, tokens=1)
+    rows = [row._replace(tokens=min(row.tokens, 1)) for row in MIXED]
+    case = build(kind, backend, generator, dtype, chance, [7, 8, 9, 10, 11], rows=rows, tokens=1)
     check_rows_alone(case, backend)
     whole, moved = case.twin(), case.twin()
     out = whole.step(backend)
-    moved.rows = [row._replace(write=row.read, snapshot=0) for row in moved.rows]
+    moved.rows = [row._replace(write=row.read or row.write, snapshot=0) for row in moved.rows]
     assert same_bits(moved.step(backend), out)
-    assert same_bits(moved.memory.bytes_of([1, 2, 6]), whole.memory.bytes_of([1, 3, 6]))
+    assert same_bits(moved.memory.bytes_of([1, 2, 5, 6]), whole.memory.bytes_of([1, 3, 5, 6]))
     for config in BLOCKS[case.op]:
         part = case.twin()
         with trying(config):
@@ -138,17 +159,15 @@ def test_D33_zero_bytes_are_zeros_and_a_row_of_nan_stays_alone(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
     case = build(kind, backend, generator, dtype, False, [], rows=[Row(1, 1), Row(0, 2), Row(3, 3)], tokens=3)
-    for name, x in case.inputs.items():
-        x[1] = x[0]
-        x[2] = x[0]
-    case.memory.state[1], case.memory.scales[1] = 0, 0.0
-    case.memory.state[3], case.memory.scales[3] = 0, 0.0
-    case.memory.scales[3, 0, 2] = torch.nan
+    for x in case.inputs.values():
+        x[1:] = x[:1]
+    numbers, scales = case.memory.state.movedim(case.memory.axis, -1), case.memory.scales
+    for slot in (1, 3):
+        numbers[slot], scales[slot] = 0, 0.0
+    scales[3, 0, 2] = torch.nan
     out = case.step(backend)
     assert same_bits(case.memory.bytes_of(1), case.memory.bytes_of(2)) and same_bits(out[0], out[1])
-    assert (
-        case.memory.scales[3].isnan().sum() == 1 and not case.memory.state[3].movedim(case.memory.axis, -1)[0, 2].any()
-    )
-    case.memory.scales[[1, 3], 0, 2] = 0.0
-    case.memory.state[[1, 3]].movedim(case.memory.axis, -1)[:, 0, 2] = 0
-    assert same_bits(case.memory.scales[1], case.memory.scales[3])
+    assert scales[3, 0, 2].isnan() and not numbers[3, 0, 2].any() and out[2].isnan().any()
+    for slot in (1, 3):
+        numbers[slot, 0, 2], scales[slot, 0, 2] = 0, 0.0
+    assert same_bits(case.memory.bytes_of(1), case.memory.bytes_of(3))

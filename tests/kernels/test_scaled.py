@@ -5,6 +5,7 @@ What a step computes between load and store is tested with states of floats.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +29,7 @@ WIDTHS = {  # kind -> sizes of a step
     "mamba2": (4, 2, 24, 32), "mamba2, state dim": (4, 2, 24, 32), "mamba2, few": (2, 1, 5, 48),
 }  # fmt: skip
 BLOCKS: dict[str, list[Config]] = {  # op -> configurations that cut a state into other tiles
-    "gated_delta_step": [DeltaConfig(block_value=value) for value in (4, 32)],
+    "gated_delta_step": [DeltaConfig(block_value=value) for value in (32, 64)],
     "selective_step": [SelectiveConfig(warp_elements=elements) for elements in (128, 512)],
 }
 DTYPES = {"int8": torch.int8, "int16": torch.int16}
@@ -70,10 +71,10 @@ def states_of(case: Case) -> States:
 @contextmanager
 def cut_as(case: Case) -> Iterator[None]:
     """Lets steps of the delta rule on floats add up in the order in which those on whole numbers do."""
-    if case.op != "gated_delta_step" or not COMPILED:
+    if case.op != "gated_delta_step":
         yield
         return
-    from memstate.kernels import gated_delta
+    gated_delta = import_module("memstate.kernels.gated_delta")  # needs Triton
 
     sizes = gated_delta.key_sizes(case.memory.state)
     grid, (_, *tile) = gated_delta.tiling(case.memory.state, sizes, DeltaConfig())
@@ -86,11 +87,15 @@ def cut_as(case: Case) -> Iterator[None]:
 
 
 def check_alike(case: Case, expected: Case, out: Tensor, expected_out: Tensor, exact: bool) -> None:
-    """Checks that two steps have the same bits or, if sums may have another order, nearly the same."""
-    if exact:
-        assert same_bits(out, expected_out) and same_bits(case.memory.whole, expected.memory.whole)
-        return
+    """Checks that two steps store the same bytes or, if sums in a state may have another order, nearly the same.
+
+    Sums in outputs of Mamba-2 always may.
+    """
     torch.testing.assert_close(out, expected_out, rtol=0.02, atol=0.02)
+    if exact:
+        assert case.op == "selective_step" or same_bits(out, expected_out)
+        assert same_bits(case.memory.whole, expected.memory.whole)
+        return
     for row in case.rows:
         for slot in {row.write, row.snapshot} - {0}:
             torch.testing.assert_close(case.memory.scales[slot], expected.memory.scales[slot], rtol=1e-5, atol=0)
@@ -114,8 +119,8 @@ def test_D33_a_step_stores_what_is_defined(
     states = states_of(expected)
     for slot, length in ((1, 10), (3, 2**31 - 3), (4, 2**31 - 3), (5, 1), (6, None), (7, 9)):
         states.store([slot], floats.memory.state[slot], length)
-    # The interpreter rounds a sum and its products apart, and Mamba-2 adds up its outputs in another order.
-    check_alike(case, expected, case.step(backend), out, exact=backend.name == "reference" or COMPILED)
+    lanes_differ = COMPILED and dtype == "int16" and kind in ("gdn, value key", "kda, gates")
+    check_alike(case, expected, case.step(backend), out, exact=not lanes_differ)
 
 
 @pytest.mark.sample
@@ -150,7 +155,7 @@ def test_D33_neither_batch_nor_slot_nor_block_changes_a_byte(
         part = case.twin()
         with trying(config):
             part_out = part.step(backend)
-        check_alike(part, whole, part_out, out, exact=case.op == "gated_delta_step")
+        check_alike(part, whole, part_out, out, exact=COMPILED or case.op == "selective_step")
 
 
 @each_kind

@@ -276,7 +276,7 @@ def conv_delta_step(
 
 def selective_step(
     heads: tuple[int, int], dim: int, state: int, dtype: torch.dtype = torch.float32, tied: bool = True,
-    swapped: bool = False, stores: str = "", step: Step = STEP,
+    swapped: bool = False, stores: str = "", chance: bool = False, step: Step = STEP,
 ) -> Arguments:  # fmt: skip
     """Returns the arguments of a selective step.
 
@@ -288,6 +288,7 @@ def selective_step(
         tied: Whether a head has one decay, as in Mamba-2.
         swapped: Whether a slot stores `state dim`.
         stores: One of `STORES`.
+        chance: Whether whole numbers are rounded by chance.
         step: What differs between steps.
     """
     of_head, of_group, rates = (heads[0], dim), (heads[1], state), heads[:1] if tied else (heads[0], dim)
@@ -301,7 +302,7 @@ def selective_step(
         return tables.SelectiveTail(x, b, ring(*rates, places=step.places, dtype=torch.float32))
 
     held = states(heads[0], dim, state, step=step, dtype=dtype, swapped=swapped)
-    return given | {"state": held} | _stores(stores, step, tail)
+    return given | {"state": held} | scales(held, of_head, chance, step) | _stores(stores, step, tail)
 
 
 def mamba3_step(

@@ -105,7 +105,7 @@ def _plans() -> Iterator[Call]:
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WHOLE = {"int16": torch.int16, "int8": torch.int8}
-DELTA_STATES = DTYPES | WHOLE | {f"{name}_chance": dtype for name, dtype in WHOLE.items()}
+STATES = DTYPES | WHOLE | {f"{name}_chance": dtype for name, dtype in WHOLE.items()}
 # kind -> name endings of the calls that are not rare, for states of fp32, bf16 and, with gates, whole numbers
 DELTA_COMMON = {
     "": ("", "_marks", "_value_key", "_value_key_marks", "_tail", "_tree"),
@@ -115,10 +115,10 @@ DELTA_COMMON = {
     "_rwkv7": ("", "_value_key_marks", "_tail"),
 }  # fmt: skip
 Selective = tuple[tuple[tuple[int, int], int, int], bool, bool, tuple[str, ...]]
-EVERY = tuple(DTYPES)
+EVERY, SCALED = tuple(DTYPES), tuple(STATES)[len(DTYPES) :]
 SELECTIVE: dict[str, Selective] = {  # model -> (heads and groups, dims, states), tied, dims fastest, dtypes of states
-    "mamba2": (((128, 8), 64, 128), True, False, EVERY),
-    "mamba2_state_dim": (((128, 8), 64, 128), True, True, EVERY[:2]),
+    "mamba2": (((128, 8), 64, 128), True, False, tuple(STATES)),
+    "mamba2_state_dim": (((128, 8), 64, 128), True, True, (*EVERY[:2], *SCALED)),
     "mamba2_256": (((128, 8), 64, 256), True, False, EVERY[:1]),
     "mamba1": (((1, 1), 8192, 16), False, False, EVERY),
 }
@@ -160,7 +160,7 @@ def _deltas() -> Iterator[Call]:
     Their gates are given, or computed from projections. Rare ones have tiles of other sizes, or slots that begin at any
     element.
     """
-    for (name, dtype), kind, swapped, stores in product(DELTA_STATES.items(), DELTA_COMMON, (False, True), STORES):
+    for (name, dtype), kind, swapped, stores in product(STATES.items(), DELTA_COMMON, (False, True), STORES):
         if name not in DTYPES and "gates" not in kind:
             continue
         low_rank, unit = kind == "_rwkv7", ACCESS_BYTES // dtype.itemsize
@@ -205,8 +205,9 @@ def _selective_steps() -> Iterator[Call]:
             rare = not whole and (model in OTHERS or stores != "")
             if stores == "_tree" and not whole:
                 continue
-            given = arguments.selective_step(*sizes, DTYPES[name], tied, swapped, stores)
+            given = arguments.selective_step(*sizes, STATES[name], tied, swapped, stores, "chance" in name)
             moved = (given["state"],) if tied else (given["state"], given["a"])
+            moved = moved if name in DTYPES or not swapped else ()  # of whole numbers, lanes move 4 or 8 bytes
             full = f"selective_step_{model}_{name}{stores}"
             yield _call(full, "selective_step", **given, planes=() if rare else moved, rare=rare)
 

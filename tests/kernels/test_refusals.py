@@ -41,7 +41,7 @@ REFUSED: dict[str, Refused | str] = {  # op -> what it refuses, or why nothing i
     "conv_step": Refused(("out", "state", "tail"), True),
     "gated_delta_step": Refused(("out", "state", "tail", "scales"), True),
     "conv_delta_step": PARTS,
-    "selective_step": Refused(("out", "state", "tail"), True, ("a",)),
+    "selective_step": Refused(("out", "state", "scales", "tail"), True, ("a",)),
     "mamba3_step": Refused(("out", "state"), True),
     "gather_slots": Refused(("out",), True),
     "scatter_slots": Refused(("plane",)),

@@ -294,8 +294,9 @@ def selective_step(make: Maker) -> Case:
     """Returns a launch on two heads, with one `a` per head or one per element of the state."""
     tied, turned = make.one((True, False), (True, True), (False, False))
     dim, states = (40, 64) if tied else (5, 128)
+    whole = make.one(None, None, torch.int8, torch.int16) if tied else None
     shape = (states, dim) if turned else (dim, states)
-    state, rows = memory(make, 2, *shape)
+    state, rows = memory(make, 2, *shape, whole=whole)
     state = state.mT if turned else state
     head, dtype, owner = (len(rows), TOKENS), make.one(*DTYPES), (2,) if tied else (2, dim)
     inputs = {
@@ -305,6 +306,7 @@ def selective_step(make: Maker) -> Case:
         "d": make.one(None, make.normal(*owner)), "z": make.one(None, make.normal(*head, 2, dim, dtype=dtype)),
         "dt_bias": make.one(None, make.normal(*owner)), "softplus": make.one(True, False),
     }  # fmt: skip
+    inputs |= scaled(make, state, len(rows), 2, dim)
     kept = ring(make, 2, dim, dtype=dtype), ring(make, 1, states, dtype=dtype), ring(make, *owner)
     tail = make.one(None, SelectiveTail(*kept))
     return decode(make, "selective_step", inputs, state, rows, tail)

@@ -14,6 +14,7 @@ from memstate.kernels.blocks import cut, key_sizes
 from memstate.kernels.configs import CONFIGS
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.own import Kernel
+from memstate.kernels.reference.scaled import TOP
 from memstate.kernels.tables import Mamba3State
 from memstate.kernels.tuned_files import entries_of
 from memstate.sheet import Table
@@ -93,8 +94,8 @@ def explain(
         raise InvalidArgument(f"explain({states.name}): its arguments make the key: launch it, then call explain()")
     if interpreter.interpreted() is None:
         raise ConfigurationError("explain: states need Triton, which is not installed; it exists for Linux only")
-    if ssm_dtype is not None and (isinstance(states, StateLayout) or ssm_dtype not in FLOATS):
-        expected = "None for a StateLayout, whose planes have dtypes; else float32, bfloat16 or float16"
+    if ssm_dtype is not None and (isinstance(states, StateLayout) or ssm_dtype not in (*FLOATS, *TOP)):
+        expected = "None for a StateLayout, whose planes have dtypes; else float32, bfloat16, float16, int16 or int8"
         raise InvalidArgument(f"ssm_dtype={ssm_dtype!r}: expected {expected}")
     name, _, layout = named(states, ranks=ranks, ssm_dtype=ssm_dtype)
     architecture = tuned.architecture(here) if device == own else ""
@@ -142,7 +143,7 @@ def _launches(planes: Planes, threads: int) -> Iterator[Launch]:
     parts = {part.name for plane in planes.layout.planes for part in plane.parts}
     for plane, _, tensor, _ in planes.regions if set(planes) != MAMBA3 else ():
         kind, layer, turned = (plane.name.rstrip("0123456789"), len(plane.shape)), tensor[0], plane.order in TRANSPOSED
-        if plane.dtype not in FLOATS or not plane.elements:
+        if plane.dtype not in (*FLOATS, *TOP) or not plane.elements:
             continue
         if kind == ("conv", 2):
             windows = layer if layer.shape[1] <= layer.shape[2] else layer.mT
@@ -152,10 +153,11 @@ def _launches(planes: Planes, threads: int) -> Iterator[Launch]:
         if kind == ("ssm", 3) and "x" not in parts and plane.order != "state_dim":
             keys = gated_delta.key_sizes(heads)
             yield "gated_delta", keys, partial(gated_delta.tiling, heads, keys)
-            yield "pack_int8", pack_int8.key_sizes(tensor, 2 - turned), None  # a scale for each key
+            if plane.dtype in FLOATS:
+                yield "pack_int8", pack_int8.key_sizes(tensor, 2 - turned), None  # a scale for each key
         if kind in (("ssm", 2), ("ssm", 3)) and "q" not in parts and plane.order != "value_key":
             tied = kind[1] == 3 and ("x" not in parts or "B" in parts)
             dims = selective.key_sizes(heads, tied)
             yield "selective", dims, partial(selective.tiling, heads, dims)
-            if tied:
+            if tied and plane.dtype in FLOATS:
                 yield "pack_int8", pack_int8.key_sizes(tensor, 1 + turned), None  # a scale for each state

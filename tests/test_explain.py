@@ -120,8 +120,8 @@ test_arguments_that_mean_nothing_are_refused = refusals(
         "ssm_dtype=torch.float16: expected None for a StateLayout",
     ),
     (
-        {"states": "mamba", "ssm_dtype": torch.int8},
-        "ssm_dtype=torch.int8: expected .* float32, bfloat16 or float16",
+        {"states": "mamba", "ssm_dtype": torch.int32},
+        "ssm_dtype=torch.int32: expected .* float16, int16 or int8",
     ),
     ({"batch": 64}, "batch=64, .*expected states with them"),
     ({"states": "mamba", "device": "cuda:0"}, "device='cuda:0': expected the name of a device"),

@@ -82,7 +82,7 @@ def check_alike(case: Case, expected: Case, out: Tensor, expected_out: Tensor, e
 @each_kind
 @each_dtype
 @each_rounding
-def test_D33_a_step_stores_what_is_defined(
+def test_D34_a_step_stores_what_is_defined(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, chance: bool
 ) -> None:
     """Rows work in place, with a mark; write another slot, with a snapshot; read zeros; and copy a state.
@@ -106,7 +106,7 @@ def test_D33_a_step_stores_what_is_defined(
 @each_dtype
 @each_rounding
 @pytest.mark.parametrize("trees", [False, True], ids=["tail", "tree"])
-def test_D33_T1_a_row_that_speculates_has_the_bytes_of_plain_decode(
+def test_D34_T1_a_row_that_speculates_has_the_bytes_of_plain_decode(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, chance: bool, trees: bool
 ) -> None:
     rows = [Row(slot, slot, tokens=STREAM) for slot in (1, 2, 3)]
@@ -118,7 +118,7 @@ def test_D33_T1_a_row_that_speculates_has_the_bytes_of_plain_decode(
 @each_kind
 @each_dtype
 @each_rounding
-def test_D33_neither_batch_nor_slot_nor_block_changes_a_byte(
+def test_D34_neither_batch_nor_slot_nor_block_changes_a_byte(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, chance: bool
 ) -> None:
     rows = [row._replace(tokens=min(row.tokens, 1)) for row in MIXED]
@@ -138,7 +138,7 @@ def test_D33_neither_batch_nor_slot_nor_block_changes_a_byte(
 
 @each_kind
 @each_dtype
-def test_D33_zero_bytes_are_zeros_and_a_row_of_nan_stays_alone(
+def test_D34_zero_bytes_are_zeros_and_a_row_of_nan_stays_alone(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
     case = build(kind, backend, generator, dtype, False, [], rows=[Row(1, 1), Row(0, 2), Row(3, 3)], tokens=3)

@@ -98,14 +98,15 @@ def _drawn(
 
 @triton.jit
 def _store(
-    ptr, slots, apart, s, drawn, scales_ptr, scales_apart, index, in_dim, STATE: tl.constexpr,
-    STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr, STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
+    plane, slots, s, drawn, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
+    STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """Stores the tile to some slots, unless they are 0.
 
-    `ptr` points to the memory of the first piece of the tile in slot 0, and `scales_ptr` to the scales there. `drawn`
-    are draws for the tile, see `whole`.
+    `plane` is the memory of the first piece of the tile in slot 0, the distance from slot to slot, both for the scales,
+    and what `_mask` takes. `drawn` are draws for the tile, see `whole`.
     """
+    ptr, apart, scales_ptr, scales_apart, index, in_dim = plane
     if scales_ptr is not None:
         s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES)
     for which in tl.static_range(len(slots)):
@@ -186,6 +187,7 @@ def _selective_step(
     if seed is not None:
         chance = (seed, layer, (first_head * DIM + channel) * (STATE // 16))
         length = tl.load(lengths_ptr + row)
+    plane = (tile_ptr, slot_stride, scales_at, scales_apart, index, in_dim)
     at_store = chance if cursor_row_ptr is None else None  # beside a tail, what is stored was rounded before
 
     if TIED:
@@ -224,10 +226,7 @@ def _selective_step(
         kept_dt = tail_dt_ptr + memory * tail_dt_apart
         for entry in range(pending + 1):
             if entry == store:
-                _store(
-                    tile_ptr, (write, snapshot), slot_stride, s, None, scales_at, scales_apart, index, in_dim, STATE,
-                    STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES,
-                )  # fmt: skip
+                _store(plane, (write, snapshot), s, None, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
             if entry < pending:
                 x_place = _of_head(kept_x + place * (HEADS * DIM), head * DIM, DIM)
                 x = tl.load(x_place + dim, mask=in_dim, other=0.0).to(tl.float32)
@@ -313,10 +312,7 @@ def _selective_step(
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
                 marked = tl.where(offset == t + 1, kept, 0)
                 of_mark = _drawn(at_store, length + offset, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
-                _store(
-                    tile_ptr, (marked,), slot_stride, s, of_mark, scales_at, scales_apart, index, in_dim, STATE,
-                    STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES,
-                )  # fmt: skip
+                _store(plane, (marked,), s, of_mark, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -327,10 +323,7 @@ def _selective_step(
         write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
     drawn = _drawn(at_store, length + count, count > 0, s, index, STATE_STEP, PIECE_STEP, PIECES)
-    _store(
-        tile_ptr, (write, snapshot), slot_stride, s, drawn, scales_at, scales_apart, index, in_dim, STATE, STATE_STEP,
-        PIECE_STEP, STATE_STRIDE, PIECES,
-    )  # fmt: skip
+    _store(plane, (write, snapshot), s, drawn, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
 
 
 def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: bool) -> dict[str, int]:

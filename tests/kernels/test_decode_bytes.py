@@ -100,6 +100,19 @@ def test_D25_a_step_moves_each_byte_of_a_state_once(generator: torch.Generator, 
         assert often(loaded, case.shared["weight"]) == [{2}] * 80
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+@pytest.mark.parametrize("kind", ["gdn", "gdn, value key", "mamba2", "mamba2, state dim"])
+def test_D25_a_step_moves_each_whole_number_and_scale_once(
+    generator: torch.Generator, kind: str, dtype: torch.dtype
+) -> None:
+    case = step(kind, generator, 1, state=dtype, **PLAIN[kind.removesuffix(", state dim")])
+    loaded, stored = check(case)
+    scales, rest = case.memory.scales, [{0}] * (SLOTS - 5)
+    assert scales is not None
+    assert often(loaded, scales) == [{0}, {1}, {1}, {0}, {0}, *rest]
+    assert often(stored, scales) == [{0}, {1}, {0}, {1}, {1}, *rest]
+
+
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "settings"), TAILED)
 def test_D25_a_tail_moves_each_byte_of_a_state_once(

@@ -79,6 +79,7 @@ def check_alike(case: Case, expected: Case, out: Tensor, expected_out: Tensor, e
             assert apart.max() <= 1 and apart.float().mean() < 0.02
 
 
+@pytest.mark.sample
 @each_kind
 @each_dtype
 @each_rounding
@@ -136,6 +137,7 @@ def test_D34_neither_batch_nor_slot_nor_block_changes_a_byte(
         check_alike(part, whole, part_out, out, exact=COMPILED or case.op == "selective_step")
 
 
+@pytest.mark.sample
 @each_kind
 @each_dtype
 def test_D34_zero_bytes_are_zeros_and_a_row_of_nan_stays_alone(
@@ -154,3 +156,33 @@ def test_D34_zero_bytes_are_zeros_and_a_row_of_nan_stays_alone(
     for slot in (1, 3):
         numbers[slot, 0, 2], scales[slot, 0, 2] = 0, 0.0
     assert same_bits(case.memory.bytes_of(1), case.memory.bytes_of(3))
+
+
+LENGTHS = torch.zeros(5, dtype=torch.int32)
+WRONG: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [  # kind, settings of a step, other arguments, error
+    *((kind, {}, changed, told) for kind in ("gdn", "mamba2") for changed, told in (
+        ({"scales": None}, r"^state: expected one of .* without scales, got torch\.int8"),
+        ({"seed": 1}, "^lengths, seed: expected both"),
+        ({"lengths": LENGTHS}, "^lengths, seed: expected both"),
+        ({"lengths": LENGTHS, "seed": True}, "^seed: expected a whole number .* got True"),
+        ({"lengths": LENGTHS, "seed": 2**31}, "^seed: expected a whole number"),
+        ({"layer": -1}, "^layer: expected a whole number"),
+        ({"first_head": 1.0}, "^first_head: expected a whole number"),
+    )),
+    ("gdn", {"state": torch.bfloat16}, {"scales": torch.zeros(8, 2, 40)}, "^state: expected one of .* with scales"),
+    ("gdn", {"dims": (2, 1, 24, 16)}, {}, "^state: expected rows of a multiple of 16 .* got 24"),
+    ("mamba2", {"dims": (2, 1, 16, 24)}, {}, "^state: expected rows of a multiple of 16 .* got 24"),
+    ("mamba1", {"dims": (1, 1, 24, 16)}, {}, r"^scales: expected None .*Mamba1"),
+    ("rwkv7", {"dims": (2, 1, 16, 16)}, {}, "^scales: expected None beside a and b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "settings", "changed", "told"), WRONG)
+def test_G1_what_whole_numbers_do_not_take_is_named(
+    backend: Backend, generator: torch.Generator, kind: str, settings: Any, changed: dict[str, Any], told: str
+) -> None:
+    given = {"state": torch.int8, "dims": WIDTHS.get(kind)} | settings
+    case = KINDS[kind].make(backend, generator, **given)
+    with pytest.raises(ValueError, match=told):
+        getattr(backend, case.op)(**(case.arguments() | changed))
+    case.memory.check_changed_only(set())

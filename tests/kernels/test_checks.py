@@ -117,6 +117,16 @@ def said(**changed: Any) -> Callable[[Case], dict[str, Any]]:
     return lambda _: changed
 
 
+def whole(**changed: Any) -> Callable[[Case], dict[str, Any]]:
+    """Returns a change to a state of whole numbers, and to other arguments."""
+
+    def change(case: Case) -> dict[str, Any]:
+        state = torch.zeros_like(case.memory.state, dtype=torch.int8)
+        return {"state": state, "scales": torch.ones_like(state[:, :, 0], dtype=torch.float32)} | changed
+
+    return change
+
+
 Change = Callable[[Case], dict[str, Any]]
 ONE = {"rows": [Row(1, 1, tokens=2)], "dims": (1, 1, 1, 1)}
 OF_WHOLE_BYTES = r"^state\.\w+: expected slots and heads that begin at multiples of 16"
@@ -153,6 +163,17 @@ MEANINGLESS: list[tuple[str, dict[str, Any], Change, str]] = [
     ("gdn", {"gates": True}, said(dt_bias=torch.zeros(2, 16)), r"\bdt_bias\b"),
     ("kda", {"gates": True}, said(dt_bias=torch.zeros(2)), r"\bdt_bias\b"),
     ("kda", {"gates": True}, lambda case: {"dt_bias": shifted(case.shared["dt_bias"])}, r"\bdt_bias\b"),
+    *(("gdn", {}, whole(**given), told) for given, told in (
+        ({"scales": None}, "^state: expected one of .* without scales, got torch.int8"),
+        ({"state": torch.zeros(8, 2, 16, 16)}, "^state: expected one of .* with scales, got torch.float32"),
+        ({"scales": torch.ones(8, 2, 15)}, r"^scales: expected float32 \(8, 2, 16\)"),
+        ({"scales": torch.ones(7, 2, 16)}, r"^scales: expected float32 \(8, 2, 16\)"),
+        ({"seed": 1}, "^lengths, seed: expected both"), ({"seed": True}, "^seed: .*got True"),
+        ({"seed": -1}, "^seed: "), ({"layer": 2**31}, "^layer: "), ({"first_head": 0.0}, "^first_head: "),
+    )),
+    ("gdn", {}, said(lengths=torch.zeros(2, dtype=torch.int32), seed=1), "^lengths, seed: .*, beside scales"),
+    ("gdn", {"dims": (2, 1, 24, 16)}, whole(), "^state: expected rows of a multiple of 16"),
+    ("rwkv7", {}, whole(), "^scales: expected None beside a and b"),
     # the number of tokens is refused before their strides, and padding counts, too
     ("gdn", {"dims": (1, 1, 8, 8)}, lambda case: many(case, 2**15, 2**16),
      r"^v: expected fewer than 2\*\*31 tokens in a batch, got 32768 x 65536"),

@@ -291,16 +291,16 @@ def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], form: st
         form: "ahead" if the next launch may begin before this one ends.
     """
     x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents = given
-    out = x.new_empty(x.shape) if out is None else out
+    result: Tensor = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, channels = x.shape
     if batch == 0:
-        return out
+        return result
     tensors = (
-        x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        x, weight, bias, state, result, read, write, snapshot, tokens, *(marks or NO_MARKS),
         *tail_tensors(ConvTail, tail, cursor, parents),
     )  # fmt: skip
     if launched_again(checked, tensors, form):
-        return out
+        return result
     unit = stride_unit(state)
     taps, tap_fastest, _ = static = key_sizes(state)
     config = config_of(ConvConfig, state.device, *static)
@@ -315,4 +315,4 @@ def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], form: st
     needed = marks is not None or parents is not None or taps != TAPS_WITHOUT_LIMIT
     options = {"num_warps": config.warps, **OPTIONS, **limit(roomy(config.warps, needed))}
     launch_step(checked, _conv_step, (*grid, batch), tensors, numbers, constants, options, form)
-    return out
+    return result

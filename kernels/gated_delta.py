@@ -679,17 +679,17 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], f
     """
     q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, *others = given
     sigmoid, normalize, a, b, tail, cursor, parents, scales, lengths, seed, layer, first_head = others
-    out = v.new_empty(v.shape) if out is None else out
+    result: Tensor = v.new_empty(v.shape) if out is None else out
     batch, max_tokens, heads = v.shape[:3]
     if batch == 0:
-        return out
+        return result
     parents = parents if max_tokens else None
     tensors = (
-        q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS), a, b,
+        q, k, v, decay, beta, a_log, dt_bias, state, result, read, write, snapshot, tokens, *(marks or NO_MARKS), a, b,
         *tail_tensors(DeltaTail, tail, cursor, parents), scales, lengths,
     )  # fmt: skip
     if launched_again(checked, tensors, form):
-        return out
+        return result
     keys, values, itemsize, key_fastest, _ = static = key_sizes(state)
     config = config_of(DeltaConfig, state.device, *static, rows=batch)
     grid, (unit, block_k, block_v, warps) = tiling(state, static, config)
@@ -708,4 +708,4 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], f
     options = {"num_warps": warps, **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps)))}
     options |= {"launch_pdl": True} if form == "behind" else {}
     launch_step(checked, _gated_delta_step, (*grid, batch), tensors, numbers, constants, options, form)
-    return out
+    return result

@@ -54,7 +54,7 @@ SEEDS = 200  # number of seeds; one of them must show a defect
 COUNTER = torch.zeros(1, dtype=torch.int32)
 
 # operations that take half a minute in all sizes
-LONG = {"conv_step", "gated_delta_step", "selective_step", "mamba3_step", "gather_slots"}
+LONG = {"conv_step", "gated_delta_step", "conv_delta_step", "selective_step", "mamba3_step", "gather_slots"}
 
 each_op = pytest.mark.parametrize("op", every())
 

@@ -401,7 +401,7 @@ def _gated_delta_step(
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, APART: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    BEHIND: tl.constexpr,
+    EACH: tl.constexpr, BEHIND: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -444,11 +444,11 @@ def _gated_delta_step(
     if seed is not None:
         chance = (seed, layer, ((first_head + head) * VALUE + value) * (KEY // 16))
         length = tl.load(lengths_ptr + row)
-    once = chance if cursor_row_ptr is None else None  # with a tail, states are rounded before they are stored
+    once = None if EACH else chance  # a state that is rounded after each token is stored as it is
 
     COUNT: tl.constexpr = PIECES * RUN
+    stored: tl.constexpr = state_ptr.dtype.element_ty
     if cursor_row_ptr is not None:
-        stored: tl.constexpr = state_ptr.dtype.element_ty
         memory, place, pending, store = row_tail(
             cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
         )
@@ -474,7 +474,9 @@ def _gated_delta_step(
                     )  # fmt: skip
                     place = next_place(place, ring)
 
-    visits = count
+    visits, depth = count, 0
+    if cursor_row_ptr is not None:
+        depth = pending
     if parents_ptr is not None:
         # The walk of the tree adds the pending tokens, and adds them again each time it goes back. One loop runs
         # the pending tokens and the tree, because two loops would need too many hardware registers. So the walk makes
@@ -482,7 +484,6 @@ def _gated_delta_step(
         tree = parents_ptr + row * nodes
         visits = tl.maximum(walk_length(tree, count, nodes), 1)
         first_place, last_node, target, start = place, -1, 0, 0
-    depth = 0
     for t in range(visits):
         if parents_ptr is not None:
             for entry in range(start, pending + 1):
@@ -574,10 +575,11 @@ def _gated_delta_step(
                         tl.store(gate_at + channel, gate, mask=in_key)
                     else:
                         tl.store(gate_at, gates[0])  # type: ignore[misc]  # bound above unless PER_KEY
-            depth += 1
-            drawn = _drawn(chance, length + pending + depth, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
-            s = rounded(s, stored, COUNT, drawn)
             place = next_place(place, ring)
+        if EACH:
+            depth += 1
+            drawn = _drawn(chance, length + depth, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            s = rounded(s, stored, COUNT, drawn)
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
             if back:
@@ -585,7 +587,7 @@ def _gated_delta_step(
                 # is in the slot that this program has just stored, or else in the read slot. In both slots, the
                 # pending tokens are missing.
                 tl.debug_barrier()
-                start, depth = tl.maximum(store, 0), 0
+                start, depth = tl.maximum(store, 0), pending
                 before = tl.where(store >= 0, write, read)
                 s = _tile(plane, before, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES)
         if mark_count_ptr is not None:
@@ -703,7 +705,7 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], f
         "HEADS": heads, "KEY_HEADS": q.shape[2], "KEY": keys, "VALUE": values, "PER_KEY": decay.dim() == 4,
         "KEY_FASTEST": key_fastest, "UNIT": unit, "BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run,
         "APART": 1 if key_fastest else min(warps, lanes), "SIGMOID": sigmoid, "NORMALIZE": normalize,
-        "BEHIND": form == "behind",
+        "EACH": tail is not None or (scales is not None and max_tokens > 1), "BEHIND": form == "behind",
     }  # fmt: skip
     options = {"num_warps": warps, **OPTIONS, **limit(roomy(warps, most=_most(unit, itemsize, warps)))}
     options |= {"launch_pdl": True} if form == "behind" else {}

@@ -143,7 +143,7 @@ def _selective_step(
     max_tokens, last, stride_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
     tail_x_apart, tail_b_apart, tail_dt_apart, tail_rows, ring, nodes, scales_apart, seed, layer, first_head,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
-    SOFTPLUS: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
+    SOFTPLUS: tl.constexpr, EACH: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
@@ -188,7 +188,8 @@ def _selective_step(
         chance = (seed, layer, (first_head * DIM + channel) * (STATE // 16))
         length = tl.load(lengths_ptr + row)
     plane = (tile_ptr, slot_stride, scales_at, scales_apart, index, in_dim)
-    at_store = chance if cursor_row_ptr is None else None  # beside a tail, what is stored was rounded before
+    at_store = None if EACH else chance  # a state that is rounded after each token is stored as it is
+    stored: tl.constexpr = state_ptr.dtype.element_ty
 
     if TIED:
         a = tl.load(a_ptr + head).to(tl.float32)
@@ -215,7 +216,6 @@ def _selective_step(
         z_at = z_ptr + first * z_distance
     shared = head // (HEADS // GROUPS) * STATE
     if cursor_row_ptr is not None:
-        stored: tl.constexpr = state_ptr.dtype.element_ty
         memory, place, pending, store = row_tail(
             cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
         )
@@ -239,6 +239,8 @@ def _selective_step(
                 place = next_place(place, ring)
 
     visits, depth = count, 0
+    if cursor_row_ptr is not None:
+        depth = pending
     if parents_ptr is not None:
         tree = parents_ptr + row.to(tl.int64) * nodes
         visits = walk_length(tree, count, nodes)
@@ -297,16 +299,17 @@ def _selective_step(
                     tl.store(kept_dt + place * OWN + channel, dt, mask=in_dim)
                 elif tl.program_id(0) == 0:
                     tl.store(kept_dt + place * OWN + head, dt)
-            depth += 1
-            drawn = _drawn(chance, length + pending + depth, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
-            s = rounded(s, stored, PIECES, drawn)
             place = next_place(place, ring)
+        if EACH:
+            depth += 1
+            drawn = _drawn(chance, length + depth, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
+            s = rounded(s, stored, PIECES, drawn)
         x_at += x_distance
         b_at += b_distance
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
             s = either(start, s, back, PIECES)
-            depth = tl.where(back, 0, depth)
+            depth = tl.where(back, pending, depth)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -392,6 +395,7 @@ def selective_step(
     )  # fmt: skip
     constants = {
         "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": states, "TIED": tied, "SOFTPLUS": softplus,
+        "EACH": tail is not None or (scales is not None and max_tokens > 1),
         "STATE_FASTEST": not dim_fastest, "UNIT": unit, "BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes,
         "RUN": run,
     }  # fmt: skip

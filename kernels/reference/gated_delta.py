@@ -38,9 +38,9 @@ def gated_delta_step(
     these inputs with `a_log`, `sigmoid` and `normalize`, as layers of the two papers do. flash-linear-attention calls
     the three `use_gate_in_kernel`, `use_beta_sigmoid_in_kernel` and `use_qk_l2norm_in_kernel`.
 
-    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored; whole numbers as
-    `memstate.kernels.reference.scaled` defines, to the nearest or by chance. With an fp32 state the bits do not
-    depend on how a prompt is cut into chunks. They may depend on which of `key` and `value` is the fastest axis.
+    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored; whole numbers after each token, as
+    `memstate.kernels.reference.scaled` defines. With an fp32 state and with whole numbers, the bits do not depend on
+    how a prompt is cut into chunks. They may depend on which of `key` and `value` is the fastest axis.
 
     q, k, v, decay and beta may be slices of wider tensors, such as one projection: the elements of a token are
     contiguous, and tokens lie at equal distances. If a token is a multiple of 16 bytes wide, tokens begin at multiples
@@ -146,12 +146,12 @@ def gated_delta_step(
             s, length = states[lineage(parents, row, t)]
             s, length = advance(s, keys, *entering[1:]), length + 1
             out[row, t] = (_of_heads(queries, s) * s).sum(dim=1) * scale
-            if tail is not None:
+            if tail is not None or scales is not None:
                 s = memory.rounded(s, length)
             states = {**states, t: (s, length)} if parents is not None else {t: (s, length)}
-            memory.store(kept_at.get((row, t + 1), []), s, length if tail is None else None)
+            memory.store(kept_at.get((row, t + 1), []), s)
         if own.store > own.pending:
-            memory.store(stored, s, length if tail is None and count else None)
+            memory.store(stored, s)
     return out
 
 

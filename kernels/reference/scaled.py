@@ -64,8 +64,8 @@ def stored(s: Tensor, dtype: torch.dtype, axis: int, drawn: Tensor | None = None
 class States:
     """The states of a step in the slots of a plane: floats, or whole numbers with scales.
 
-    A state that was rounded once is stored to the nearest numbers, because that keeps its numbers and scale. By chance,
-    a number could change again.
+    Whole numbers are rounded after each token. So a state is stored to the nearest numbers, because that keeps its
+    numbers and scale. By chance, a number could change again.
 
     Args:
         plane: `slot head ..`, of any dtype.
@@ -97,12 +97,12 @@ class States:
             return s.to(self._plane.dtype).float()
         return loaded(*self._stored(s, length), self._axis)
 
-    def store(self, slots: list[int], s: Tensor, length: int | None = None) -> None:
-        """Stores a state; `length` counts its tokens, None for a state that was rounded before."""
+    def store(self, slots: list[int], s: Tensor) -> None:
+        """Stores a state, which was rounded before if it is one of whole numbers."""
         if self._scales is None:
             self._plane[slots] = s.to(self._plane.dtype)
         elif slots:
-            self._plane[slots], self._scales[slots] = self._stored(s, length)
+            self._plane[slots], self._scales[slots] = self._stored(s, None)
 
     def _stored(self, s: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
         """Returns (numbers, scales) of a state."""

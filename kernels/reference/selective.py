@@ -30,8 +30,9 @@ def selective_step(
     This is the selective state space model of Gu, Dao 2023, arXiv:2312.00752. With one `a` and one dt per head, it is
     Mamba2: Dao, Gu 2024, arXiv:2405.21060. Softplus is the identity above 20.
 
-    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
-    depend on how a prompt is cut into chunks.
+    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored; whole numbers after each token, as
+    `memstate.kernels.reference.scaled` defines. With an fp32 state and with whole numbers, the bits do not depend on
+    how a prompt is cut into chunks.
 
     Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
     is zeros. The slots of one row may coincide. No two rows store the same slot, and no row stores a slot that another
@@ -116,12 +117,12 @@ def selective_step(
             if d is not None:
                 y = y + per_channel(d) * x[row, t].float()
             out[row, t] = y if z is None else y * F.silu(z[row, t].float())
-            if tail is not None:
+            if tail is not None or scales is not None:
                 s = memory.rounded(s, length)
             states = {**states, t: (s, length)} if parents is not None else {t: (s, length)}
-            memory.store(kept.get((row, t + 1), []), s, length if tail is None else None)
+            memory.store(kept.get((row, t + 1), []), s)
         if own.store > own.pending:
-            memory.store(stored, s, length if tail is None and count else None)
+            memory.store(stored, s)
     return out
 
 

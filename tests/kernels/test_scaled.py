@@ -17,7 +17,7 @@ from tests import COMPILED
 from tests.kernels.test_decode_marks import columns
 from tests.kernels.test_decode_steps import KINDS
 from tests.kernels.test_tails import ROWS, STREAM, Run
-from tests.support.decode_case import MIXED, Case, Memory, Row, check_rows_alone, same_bits
+from tests.support.decode_case import MIXED, Case, Memory, Row, check_chunks, check_rows_alone, same_bits
 
 WIDTHS = {  # kind -> sizes of a step
     "gdn": (2, 1, 32, 40), "gdn, value key": (2, 1, 32, 40), "kda, gates": (2, 1, 48, 16),
@@ -90,15 +90,16 @@ def test_D34_a_step_stores_what_is_defined(
 
     k has one key, so that no sum in a state depends on which keys a lane has.
     """
-    rows = [*MIXED[:4], Row(6, 6, 0, 0)]
-    case = build(kind, backend, generator, dtype, chance, [7, 2**31 - 5, 0, -3, 65_536], rows=rows, tokens=3)
-    case.shared["marks"] = columns([(0, 2, 7)], case.memory.state)
+    rows = [row._replace(tokens=1) for row in MIXED[:4]] + [Row(6, 6, 0, 0)]
+    case = build(kind, backend, generator, dtype, chance, [7, 2**31 - 3, 0, -3, 65_536], rows=rows, tokens=1)
+    case.shared["marks"] = columns([(0, 1, 7)], case.memory.state)
     if "k" in case.inputs:
         case.inputs["k"][..., 1:] = 0
     floats, expected = in_floats(case), case.twin()
     out, states = floats.step(backend), states_of(expected)
-    for slot, length in ((1, 10), (3, 2**31 - 3), (4, 2**31 - 3), (5, 1), (6, None), (7, 9)):
-        states.store([slot], floats.memory.state[slot], length)
+    for slot, length in ((1, 8), (3, 2**31 - 2), (4, 2**31 - 2), (5, 1), (7, 8)):
+        states.store([slot], states.rounded(floats.memory.state[slot], length))
+    states.store([6], floats.memory.state[6])
     check_alike(case, expected, case.step(backend), out)
 
 
@@ -135,6 +136,19 @@ def test_D34_neither_batch_nor_slot_nor_block_changes_a_byte(
         with trying(config):
             part_out = part.step(backend)
         check_alike(part, whole, part_out, out, exact=COMPILED or case.op == "selective_step")
+
+
+@pytest.mark.sample
+@each_kind
+@each_dtype
+@each_rounding
+def test_D34_no_cut_changes_a_byte(
+    backend: Backend, generator: torch.Generator, kind: str, dtype: str, chance: bool
+) -> None:
+    rows = [Row(slot, slot, tokens=6) for slot in (1, 2, 3)]
+    check_chunks(
+        build(kind, backend, generator, dtype, chance, [4, 50, 600], rows=rows, tokens=6), backend, [0, 1, 4, 6]
+    )
 
 
 @pytest.mark.sample

@@ -106,7 +106,11 @@ def _plans() -> Iterator[Call]:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WHOLE = {"int16": torch.int16, "int8": torch.int8}
 STATES = DTYPES | WHOLE | {f"{name}_chance": dtype for name, dtype in WHOLE.items()}
-# kind -> name endings of the calls that are not rare, for states of fp32, bf16 and, with gates, whole numbers
+# dtype of whole numbers -> name endings of the calls that are not rare, with gates
+WHOLE_COMMON = {
+    "int8": ("", "_value_key", "_tail", "_tree"), "int8_chance": ("", "_tail"), "int16": ("",), "int16_chance": ("",),
+}  # fmt: skip
+# kind -> name endings of the calls that are not rare, for states of fp32 and bf16
 DELTA_COMMON = {
     "": ("", "_marks", "_value_key", "_value_key_marks", "_tail", "_tree"),
     "_kda": ("",),
@@ -115,10 +119,10 @@ DELTA_COMMON = {
     "_rwkv7": ("", "_value_key_marks", "_tail"),
 }  # fmt: skip
 Selective = tuple[tuple[tuple[int, int], int, int], bool, bool, tuple[str, ...]]
-EVERY, SCALED = tuple(DTYPES), tuple(STATES)[len(DTYPES) :]
+EVERY = tuple(DTYPES)
 SELECTIVE: dict[str, Selective] = {  # model -> (heads and groups, dims, states), tied, dims fastest, dtypes of states
     "mamba2": (((128, 8), 64, 128), True, False, tuple(STATES)),
-    "mamba2_state_dim": (((128, 8), 64, 128), True, True, (*EVERY[:2], *SCALED)),
+    "mamba2_state_dim": (((128, 8), 64, 128), True, True, (*EVERY[:2], "int8")),
     "mamba2_256": (((128, 8), 64, 256), True, False, EVERY[:1]),
     "mamba1": (((1, 1), 8192, 16), False, False, EVERY),
 }
@@ -161,7 +165,7 @@ def _deltas() -> Iterator[Call]:
     element.
     """
     for (name, dtype), kind, swapped, stores in product(STATES.items(), DELTA_COMMON, (False, True), STORES):
-        if name not in DTYPES and "gates" not in kind:
+        if name not in DTYPES and kind != "_gates":
             continue
         low_rank, unit = kind == "_rwkv7", ACCESS_BYTES // dtype.itemsize
         per_key, size = low_rank or "kda" in kind, 64 if low_rank else 128
@@ -174,8 +178,9 @@ def _deltas() -> Iterator[Call]:
             *((*tile, unit) for tile in tiles if not low_rank),
         ]
         ending = f"{'_value_key' * swapped}{stores}"
-        for key, value, own in dict.fromkeys(sizes):
-            common = (key, value, own) == sizes[0] and name != "fp16" and ending in DELTA_COMMON[kind]
+        for key, value, own in dict.fromkeys(sizes if name in DTYPES else sizes[:1]):
+            usual = WHOLE_COMMON.get(name, DELTA_COMMON[kind])
+            common = (key, value, own) == sizes[0] and name != "fp16" and ending in usual
             if (stores == "_tree" and not common) or (swapped and value == 1):
                 continue  # a matrix of one value has only one order
             given = arguments.gated_delta_step(
@@ -201,7 +206,7 @@ def _selective_steps() -> Iterator[Call]:
     """Yields steps of Mamba-1 and Mamba-2."""
     for model, (sizes, tied, swapped, dtypes) in (SELECTIVE | OTHERS).items():
         for name, stores in product(dtypes, STORES):
-            whole = model in ("mamba1", "mamba2") and name != "fp16"
+            whole = model in ("mamba1", "mamba2") and name != "fp16" and stores in WHOLE_COMMON.get(name, STORES)
             rare = not whole and (model in OTHERS or stores != "")
             if stores == "_tree" and not whole:
                 continue

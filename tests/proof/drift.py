@@ -9,7 +9,7 @@ lose from a 3 000th to two thirds of their values with each token; of `kda`, eac
 those of the reference backend, of one token each.
 """
 
-import sys
+import argparse
 from statistics import median
 from typing import NamedTuple
 
@@ -122,7 +122,12 @@ def drift(rule: str, tokens: int, formats: list[str], text: int = 0) -> dict[str
     return found
 
 
-def main(rule: str, tokens: int = 1000, texts: int = 5) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.proof.drift", description=__doc__.splitlines()[0])
+    parser.add_argument("rule", choices=("delta", "kda", "mamba2"))
+    parser.add_argument("tokens", type=int, nargs="?", default=1000)
+    parser.add_argument("texts", type=int, nargs="?", default=5)
+    rule, tokens, texts = vars(parser.parse_args()).values()
     torch.set_num_threads(1)
     found = [drift(rule, tokens, [*FORMATS], text) for text in range(texts)]
     print(f"{rule}, {tokens} tokens, error of outputs in %: median of {texts} texts, and the least and largest of them")
@@ -134,4 +139,4 @@ def main(rule: str, tokens: int = 1000, texts: int = 5) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main()

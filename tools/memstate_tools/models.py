@@ -8,7 +8,7 @@ import torch
 
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import TILE_BYTES
-from memstate.state.layout import Plane, StateLayout
+from memstate.state.layout import Plane, StateLayout, scales_in
 from memstate.state.presets import CHECKPOINTS, from_config
 
 AXES = {"delta": 2, "kda": 2, "mamba2": 1}  # rule -> axis of a state along which values share an int8 scale
@@ -59,8 +59,17 @@ def model_of(states: object, ranks: int = 1, ssm_dtype: torch.dtype | None = Non
         ssm_dtype: Dtype of the states; None: the one that `from_config` chooses, or that of the layout.
 
     Raises:
-        InvalidArgument: There is no such preset or file. The message names the presets.
+        InvalidArgument: There is no such preset or file (the message names the presets), or states are whole numbers.
     """
+    model = _model_of(states, ranks, ssm_dtype)
+    if scales_in(model.layout.planes):
+        raise InvalidArgument(
+            f"{model.layout}: sweeps and benchmarks take states of floats; steps on whole numbers have defaults"
+        )
+    return model
+
+
+def _model_of(states: object, ranks: int, ssm_dtype: torch.dtype | None) -> Model:
     if isinstance(states, StateLayout):
         layout = states.shard(ranks)
         if ssm_dtype:

@@ -26,7 +26,12 @@ def mend() -> None:
 
     def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
-            wide = x.data.astype("float64") * y.data + z.data
+            product = x.data.astype("float64") * y.data  # exact
+            wide = product + z.data
+            back = wide - product
+            rest = (product - (wide - back)) + (z.data - back)  # what the sum has lost
+            odd = (wide.view("int64") & 1).astype(bool) | (rest == 0) | ~np.isfinite(rest)
+            wide = np.where(odd, wide, np.nextafter(wide, np.copysign(np.inf, rest)))  # so fp32 rounds the exact sum
             return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_fma = fma

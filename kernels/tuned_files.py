@@ -131,10 +131,11 @@ def read(path: Path) -> dict[str, Any]:
         _require_keys(f"{where}: made", made, MADE, optional=tuple(MADE))
         if not entry["checked"]:
             raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
-        kind, rows = CONFIGS.get(kernel, Config), entry.get("rows", 1)
-        if rows < 1 or (rows > 1 and not kind.by_rows):
+        if (kind := CONFIGS.get(kernel)) is None:
+            continue
+        if (rows := entry.get("rows", 1)) < 1 or (rows > 1 and not kind.by_rows):
             raise ValueError(f"{where}: rows {rows}, expected 1{' or more' * kind.by_rows}")
-        if kernel not in CONFIGS or kind.functions:  # memstate does not know its keys and axes
+        if kind.functions:  # memstate does not know its keys and axes
             continue
         entry["key"] = key = _whole(kind.key, key)
         alike = seen.setdefault((kernel, key, *sorted(made.items())), {})

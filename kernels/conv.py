@@ -16,6 +16,7 @@ from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.configs import ConvConfig
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.kept import launch_step, launched_again
+from memstate.kernels.pieces import apart, together
 from memstate.kernels.remembered import Checked
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -40,35 +41,6 @@ OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton 
 
 
 @triton.jit
-def _apart(tile, LANE: tl.constexpr):
-    """Returns the columns of a tile `lane LANE`, in order; no element leaves its lane. LANE is at most 8."""
-    columns = (tile,)
-    for level in tl.static_range(3):
-        if 1 << level < LANE:
-            even = ()
-            odd = ()
-            for part in tl.static_range(1 << level):
-                pair = tl.split(columns[part].reshape(tile.shape[0], LANE >> (level + 1), 2))
-                even += (pair[0],)
-                odd += (pair[1],)
-            columns = even + odd
-    return columns
-
-
-@triton.jit
-def _together(columns, LANE: tl.constexpr):
-    """Returns the tile that has these columns: the inverse of `_apart`."""
-    for level in tl.static_range(3):
-        if 1 << level < LANE:
-            pairs = ()
-            for part in tl.static_range(LANE >> (level + 1)):
-                pair = tl.join(columns[part], columns[part + (LANE >> (level + 1))])
-                pairs += (pair.reshape(pair.shape[0], 2 << level),)
-            columns = pairs
-    return columns[0]
-
-
-@triton.jit
 def load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.constexpr):
     """Returns a tile `lane LANE` per tap, from memory with the order `channel tap`; zeros unless `present`.
 
@@ -77,13 +49,13 @@ def load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.constex
     loaded = ()
     for piece in tl.static_range(TAPS):
         inside = tl.where(present, at + piece * LANE < end, False)
-        loaded += _apart(tl.load(ptr + at + piece * LANE, mask=inside, other=0.0), LANE)
+        loaded += apart(tl.load(ptr + at + piece * LANE, mask=inside, other=0.0), LANE)
     tiles = ()
     for tap in tl.static_range(TAPS):
         columns = ()
         for column in tl.static_range(LANE):
             columns += (loaded[column * TAPS + tap],)
-        tiles += (_together(columns, LANE),)
+        tiles += (together(columns, LANE),)
     return tiles
 
 
@@ -92,13 +64,13 @@ def _pieces(tiles, TAPS: tl.constexpr, LANE: tl.constexpr):
     """Returns the pieces of these tiles: the inverse of `load_channel_tap`."""
     columns = ()
     for tap in tl.static_range(TAPS):
-        columns += _apart(tiles[tap], LANE)
+        columns += apart(tiles[tap], LANE)
     pieces = ()
     for piece in tl.static_range(TAPS):
         piece_columns = ()
         for at in tl.static_range(LANE):
             piece_columns += (columns[(piece * LANE + at) % TAPS * LANE + (piece * LANE + at) // TAPS],)
-        pieces += (_together(piece_columns, LANE),)
+        pieces += (together(piece_columns, LANE),)
     return pieces
 
 

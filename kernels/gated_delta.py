@@ -24,7 +24,7 @@ from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.kept import launch_step, launched_again
-from memstate.kernels.pieces import halves, rounded
+from memstate.kernels.pieces import apart, halves, rounded, together
 from memstate.kernels.remembered import Checked
 from memstate.kernels.scaled import draws, scaled, whole
 from memstate.kernels.slots import (
@@ -110,40 +110,16 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def _rows(block, COUNT: tl.constexpr):
-    """Splits a block `lane*COUNT value` into COUNT tensors `lane value`: the neighbouring rows that each lane holds.
-
-    COUNT is a power of two.
-    """
-    tensors = (block,)
+    """Splits a block `lane*COUNT value` into COUNT tensors `lane value`: the neighbouring rows that each lane holds."""
     if COUNT > 1:
-        LANES: tl.constexpr = block.shape[0] // COUNT
-        tensors = (block.reshape(LANES, COUNT, block.shape[1]).trans(0, 2, 1),)
-        for level in tl.static_range(4):
-            if 1 << level < COUNT:
-                even = ()
-                odd = ()
-                for part in tl.static_range(1 << level):
-                    rows = tensors[part]
-                    if 2 << level < COUNT:
-                        rows = rows.reshape(LANES, block.shape[1], COUNT >> (level + 1), 2)
-                    pair = tl.split(rows)
-                    even += (pair[0],)
-                    odd += (pair[1],)
-                tensors = even + odd
-    return tensors
+        block = block.reshape(block.shape[0] // COUNT, COUNT, block.shape[1]).trans(0, 2, 1)
+    return apart(block, COUNT)
 
 
 @triton.jit
 def _joined(rows, COUNT: tl.constexpr):
     """Returns the block `lane*COUNT value` that has these rows: the inverse of `_rows`."""
-    for level in tl.static_range(4):
-        if 1 << level < COUNT:
-            pairs = ()
-            for part in tl.static_range(COUNT >> (level + 1)):
-                pair = tl.join(rows[part], rows[part + (COUNT >> (level + 1))])
-                pairs += (pair.reshape(pair.shape[0], pair.shape[1], 2 << level) if level else pair,)
-            rows = pairs
-    block = rows[0]
+    block = together(rows, COUNT)
     if COUNT > 1:
         block = block.trans(0, 2, 1).reshape(block.shape[0] * COUNT, block.shape[1])
     return block

@@ -65,19 +65,35 @@ def _run(ptr, at, SIZE: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _joined(columns, COUNT: tl.constexpr):
-    """Returns COUNT tensors (a power of two) as one: element i of each lane comes from column i."""
+def apart(tensor, COUNT: tl.constexpr):
+    """Returns the COUNT tensors along the last axis, in order; no element leaves its lane. COUNT: power of two to 16."""
+    tensors = (tensor,)
+    for level in tl.static_range(4):
+        if 1 << level < COUNT:
+            even = ()
+            odd = ()
+            for part in tl.static_range(1 << level):
+                columns = tensors[part]
+                if 2 << level < COUNT:
+                    columns = columns.reshape(tensor.shape[:-1] + (COUNT >> (level + 1), 2))
+                pair = tl.split(columns)
+                even += (pair[0],)
+                odd += (pair[1],)
+            tensors = even + odd
+    return tensors
+
+
+@triton.jit
+def together(tensors, COUNT: tl.constexpr):
+    """Returns the tensor that has these COUNT tensors along its last axis: the inverse of `apart`."""
     for level in tl.static_range(4):
         if 1 << level < COUNT:
             pairs = ()
             for part in tl.static_range(COUNT >> (level + 1)):
-                pair = tl.join(columns[part], columns[part + (COUNT >> (level + 1))])
-                pairs += (pair.reshape(pair.shape[0], 2 << level) if level else pair,)
-            columns = pairs
-    joined = columns[0]
-    if COUNT > 1:
-        joined = joined.reshape(joined.shape[0] * COUNT)
-    return joined
+                pair = tl.join(tensors[part], tensors[part + (COUNT >> (level + 1))])
+                pairs += (pair.reshape(pair.shape[:-2] + (2 << level,)) if level else pair,)
+            tensors = pairs
+    return tensors[0]
 
 
 @triton.jit
@@ -91,7 +107,8 @@ def vector(
         return _run(ptr, lane * PIECES, SIZE, PIECES, WHOLE)
     tensors = ()
     for piece in tl.static_range(PIECES):
-        tensors += (_joined(_run(ptr, (piece * LANES + lane) * RUN, SIZE, RUN, WHOLE), RUN),)
+        of_lanes = together(_run(ptr, (piece * LANES + lane) * RUN, SIZE, RUN, WHOLE), RUN)
+        tensors += (of_lanes.reshape(LANES * RUN),)
     return tensors
 
 

@@ -24,7 +24,7 @@ from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.kept import launch_step, launched_again
-from memstate.kernels.pieces import apart, halves, rounded, together
+from memstate.kernels.pieces import apart, dot, halves, lane_part, rounded, together, vector
 from memstate.kernels.remembered import Checked
 from memstate.kernels.scaled import draws, scaled, whole
 from memstate.kernels.slots import (
@@ -69,46 +69,6 @@ def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
-    """Returns RUN neighbouring elements of each lane, in fp32: RUN tensors `lane`. Elements behind KEY are zeros.
-
-    If the shape alone says that every head begins on a 16-byte boundary (see `check_tokens`), each lane loads the few
-    words of 8 bytes that it uses, one or two at a time. So lanes exchange nothing.
-
-    `ptr` points to the first element of the head; `at` is the first element of each lane's run.
-    """
-    dtype: tl.constexpr = ptr.dtype.element_ty
-    bits: tl.constexpr = dtype.primitive_bitwidth
-    PER_WORD: tl.constexpr = 64 // bits
-    # Up to 8 lanes load two words each at a time, 16 words together, and each lane only its own words.
-    WORDS: tl.constexpr = 2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
-    elements = ()
-    if KEY * bits % 128 == 0 and RUN * bits % 64 == 0:
-        word = tl.multiple_of(ptr, 16).to(tl.pointer_type(tl.int64), bitcast=True)
-        for piece in tl.static_range(RUN // (PER_WORD * WORDS)):
-            first = at // PER_WORD + piece * WORDS
-            if WORDS == 2:
-                words_at = tl.multiple_of(first, 2)[:, None] + tl.arange(0, 2)[None, :]
-                pair = tl.split(tl.load(word + words_at, mask=words_at < KEY // PER_WORD, other=0))
-            else:
-                pair = (tl.load(word + first, mask=first < KEY // PER_WORD, other=0),)
-            for which in tl.static_range(WORDS):
-                for half in tl.static_range(2):
-                    part = (pair[which] >> (32 * half)).to(tl.int32)
-                    if dtype == tl.bfloat16:
-                        elements += halves(part)
-                    elif bits == 16:
-                        elements += (part.to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
-                        elements += ((part >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
-                    else:
-                        elements += (part.to(dtype, bitcast=True).to(tl.float32),)
-    else:
-        for part in tl.static_range(RUN):
-            elements += (tl.load(ptr + at + part, mask=at + part < KEY, other=0.0).to(tl.float32),)
-    return elements
-
-
-@triton.jit
 def _rows(block, COUNT: tl.constexpr):
     """Splits a block `lane*COUNT value` into COUNT tensors `lane value`: the neighbouring rows that each lane holds."""
     if COUNT > 1:
@@ -123,27 +83,6 @@ def _joined(rows, COUNT: tl.constexpr):
     if COUNT > 1:
         block = block.trans(0, 2, 1).reshape(block.shape[0] * COUNT, block.shape[1])
     return block
-
-
-@triton.jit
-def _part(lane, LANES: tl.constexpr, APART: tl.constexpr):
-    """Returns which keys a lane has: such that sums over lanes pair the same keys, however many lanes a warp has."""
-    return lane % (LANES // APART) * APART + lane // (LANES // APART)
-
-
-@triton.jit
-def _keys(
-    ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
-    APART: tl.constexpr,
-):  # fmt: skip
-    """Returns a vector over the keys of one head, split as a tile is: a tensor `lane` for each key that a lane has."""
-    lane = tl.arange(0, LANES)
-    if not KEY_FASTEST:
-        return _run(ptr, _part(lane, LANES, APART) * PIECES, KEY, PIECES)
-    elements = ()
-    for piece in tl.static_range(PIECES):
-        elements += _run(ptr, (piece * LANES + lane) * RUN, KEY, RUN)
-    return elements
 
 
 @triton.jit
@@ -167,17 +106,8 @@ def _values(
 
 
 @triton.jit
-def _dot(keys, rows, COUNT: tl.constexpr):
-    """Returns a tensor `value` of sums over keys: each lane adds its keys in order, then lanes are added."""
-    products = keys[0][:, None] * rows[0]
-    for key in tl.static_range(1, COUNT):
-        products = tl.fma(keys[key][:, None], rows[key], products)
-    return tl.sum(products, 0)
-
-
-@triton.jit
 def _inverse_norm(keys, like, COUNT: tl.constexpr):
-    """Returns 1 / sqrt(x^2 + EPSILON) of a vector x over keys, for each value: summed as `_dot` does, in its order.
+    """Returns 1 / sqrt(x^2 + EPSILON) of a vector x over keys, for each value: summed as `dot` does, in its order.
 
     A sum over lanes alone would have a layout of the compiler's choice, and so its order. `like`, a tensor `lane value`
     of the state, gives its layout: zeros that are made of it are added.
@@ -282,7 +212,7 @@ def _added(s, keys, delta, COUNT: tl.constexpr):
 def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, NORMALIZE: tl.constexpr):
     """Returns the state after one more token of the gated delta rule."""
     s = _decayed(s, gates, COUNT, PER_KEY)
-    seen = _dot(k, s, COUNT)[None, :]
+    seen = dot(k, s, COUNT)[None, :]
     if NORMALIZE:
         k_norm = _inverse_norm(k, s[0], COUNT)[None, :]
         seen = seen * k_norm
@@ -295,7 +225,7 @@ def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, 
 @triton.jit
 def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.constexpr):
     """Returns the state after one more token of the generalized delta rule."""
-    seen = _dot(a, s, COUNT)[None, :]
+    seen = dot(a, s, COUNT)[None, :]
     return _added(_added(_decayed(s, gates, COUNT, PER_KEY), b, seen, COUNT), k, v, COUNT)
 
 
@@ -323,7 +253,7 @@ def _drawn(
     chance, length, real, s, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
     APART: tl.constexpr,
 ):  # fmt: skip
-    """Returns draws for the tile, split as `_keys` does; None if `chance` is None, otherwise see `draws`."""
+    """Returns draws for the tile, split as `vector` does; None if `chance` is None, otherwise see `draws`."""
     drawn = None
     if chance is not None:
         drawn = ()
@@ -332,7 +262,7 @@ def _drawn(
             for piece in tl.static_range(PIECES):
                 drawn += draws(chance, length, real, (piece * LANES + lane) * RUN, s[piece * RUN], RUN)
         else:
-            drawn = draws(chance, length, real, _part(lane, LANES, APART) * PIECES, s[0], PIECES)
+            drawn = draws(chance, length, real, lane_part(lane, LANES, APART) * PIECES, s[0], PIECES)
     return drawn
 
 
@@ -348,18 +278,18 @@ def _with_pending(
     The pointers point to the elements of the head in place 0 of the rings.
     """
     COUNT: tl.constexpr = PIECES * RUN
-    k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+    k = vector(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
     v_at = v_ptr + place * (HEADS * VALUE)
     if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
         v_at = tl.multiple_of(v_at, 16)
     v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
     gate_at = gate_ptr + place * (HEADS * KEY if PER_KEY else HEADS)
-    gates = _keys(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART) if PER_KEY else (tl.load(gate_at),)
+    gates = vector(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART) if PER_KEY else (tl.load(gate_at),)
     if a_ptr is None:
         s = _advanced(s, k, v, gates, tl.load(beta_ptr + place * HEADS), COUNT, PER_KEY, NORMALIZE)
     else:
-        a = _keys(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
-        b = _keys(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+        a = vector(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+        b = vector(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
     return rounded(s, stored, COUNT, _drawn(chance, length, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART))
 
@@ -389,7 +319,7 @@ def _gated_delta_step(
     PIECES: tl.constexpr = BLOCK_K // (LANES * RUN)
     index = tl.arange(0, LANES * RUN)
     if not KEY_FASTEST:
-        index = _part(index, LANES, APART)
+        index = lane_part(index, LANES, APART)
     KEY_STEP: tl.constexpr = 1 if KEY_FASTEST else PIECES  # keys from one row of a piece to the next
     PIECE_STEP: tl.constexpr = LANES * RUN if KEY_FASTEST else 1  # keys from one piece to the next
     KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUE
@@ -476,8 +406,8 @@ def _gated_delta_step(
             t = next_node(tree, last_node, target, nodes)
         token = (tl.program_id(2) * max_tokens + t).to(tl.int64)
         k_at = k_ptr + (token * k_apart + key_head * KEY)
-        k = _keys(k_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
-        q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+        k = vector(k_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+        q = vector(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         v_at = v_ptr + (token * v_apart + head * VALUE)
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
             v_at = tl.multiple_of(v_at, 16)  # `check_tokens` requires this
@@ -489,9 +419,9 @@ def _gated_delta_step(
 
         if PER_KEY:
             decay_at = decay_ptr + (token * decay_apart + head * KEY)
-            decay = _keys(decay_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            decay = vector(decay_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
             if dt_bias_ptr is not None:
-                dt_bias = _keys(dt_bias_ptr + head * KEY, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+                dt_bias = vector(dt_bias_ptr + head * KEY, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         else:
             decay = (tl.load(decay_ptr + token * decay_apart + head).to(tl.float32),)
             if dt_bias_ptr is not None:
@@ -503,12 +433,12 @@ def _gated_delta_step(
         if a_ptr is not None:
             a_at = a_ptr + (token * a_apart + key_head * KEY)
             b_at = b_ptr + (token * b_apart + key_head * KEY)
-            a = _keys(a_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
-            b = _keys(b_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            a = vector(a_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            b = vector(b_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
             s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
         else:
             s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
-        o = _dot(q, s, PIECES * RUN)
+        o = dot(q, s, PIECES * RUN)
         if NORMALIZE:
             o = o * _inverse_norm(q, s[0], COUNT)
         o = (o * scale).to(out_ptr.dtype.element_ty)

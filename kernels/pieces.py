@@ -47,7 +47,7 @@ def _run(ptr, at, SIZE: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr):
     WORDS: tl.constexpr = 2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
     elements = ()
     if SIZE * bits % 128 == 0 and RUN * bits % 64 == 0:
-        word = ptr.to(tl.pointer_type(tl.int64), bitcast=True)
+        word = tl.multiple_of(ptr, 16).to(tl.pointer_type(tl.int64), bitcast=True)
         for piece in tl.static_range(RUN // (PER_WORD * WORDS)):
             first = at // PER_WORD + piece * WORDS
             if WORDS == 2:
@@ -66,7 +66,7 @@ def _run(ptr, at, SIZE: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def apart(tensor, COUNT: tl.constexpr):
-    """Returns the COUNT tensors along the last axis, in order; no element leaves its lane. COUNT: power of two to 16."""
+    """Returns the COUNT tensors along the last axis, in order. COUNT is 1, 2, 4, 8 or 16."""
     tensors = (tensor,)
     for level in tl.static_range(4):
         if 1 << level < COUNT:
@@ -75,7 +75,7 @@ def apart(tensor, COUNT: tl.constexpr):
             for part in tl.static_range(1 << level):
                 columns = tensors[part]
                 if 2 << level < COUNT:
-                    columns = columns.reshape(tensor.shape[:-1] + (COUNT >> (level + 1), 2))
+                    columns = columns.reshape(*tensor.shape[:-1], COUNT >> (level + 1), 2)
                 pair = tl.split(columns)
                 even += (pair[0],)
                 odd += (pair[1],)
@@ -91,24 +91,34 @@ def together(tensors, COUNT: tl.constexpr):
             pairs = ()
             for part in tl.static_range(COUNT >> (level + 1)):
                 pair = tl.join(tensors[part], tensors[part + (COUNT >> (level + 1))])
-                pairs += (pair.reshape(pair.shape[:-2] + (2 << level,)) if level else pair,)
+                pairs += (pair.reshape(*pair.shape[:-2], 2 << level) if level else pair,)
             tensors = pairs
     return tensors[0]
 
 
 @triton.jit
+def lane_part(lane, LANES: tl.constexpr, APART: tl.constexpr):
+    """Returns which part of a vector a lane has: such that sums pair the same parts, however many lanes a warp has."""
+    return lane % (LANES // APART) * APART + lane // (LANES // APART) if APART > 1 else lane
+
+
+@triton.jit
 def vector(
-    ptr, SIZE: tl.constexpr, SUM_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr
+    ptr, SIZE: tl.constexpr, SUM_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+    APART: tl.constexpr = 1, JOINED: tl.constexpr = False,
 ):  # fmt: skip
-    """Returns the elements of a vector along the axis of sums, in fp32: one tensor for each piece."""
+    """Returns a vector along the axis of sums, in fp32: a tensor `lane` for each element of a lane.
+
+    If JOINED, one tensor for each piece.
+    """
     lane = tl.arange(0, LANES)
     WHOLE: tl.constexpr = LANES * RUN * PIECES == SIZE
     if not SUM_FASTEST:
-        return _run(ptr, lane * PIECES, SIZE, PIECES, WHOLE)
+        return _run(ptr, lane_part(lane, LANES, APART) * PIECES, SIZE, PIECES, WHOLE)
     tensors = ()
     for piece in tl.static_range(PIECES):
-        of_lanes = together(_run(ptr, (piece * LANES + lane) * RUN, SIZE, RUN, WHOLE), RUN)
-        tensors += (of_lanes.reshape(LANES * RUN),)
+        run = _run(ptr, (piece * LANES + lane) * RUN, SIZE, RUN, WHOLE)
+        tensors += (together(run, RUN).reshape(LANES * RUN),) if JOINED else run
     return tensors
 
 

@@ -231,7 +231,7 @@ def _selective_step(
                 x_place = _of_head(kept_x + place * (HEADS * DIM), head * DIM, DIM)
                 x = tl.load(x_place + dim, mask=in_dim, other=0.0).to(tl.float32)
                 b_place = _of_head(kept_b + place * (GROUPS * STATE), shared, STATE)
-                b = vector(b_place, STATE, STATE_FASTEST, LANES, RUN, PIECES)
+                b = vector(b_place, STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
                 dt = _own(kept_dt + place * OWN, head, dim, in_dim, DIM, TIED)
                 s = _advanced(s, x, b, dt, a, PIECES, TIED)
                 drawn = _drawn(chance, length + entry + 1, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
@@ -255,8 +255,8 @@ def _selective_step(
             if z_ptr is not None:
                 z_at = z_ptr + (first + t) * z_distance
         x = tl.load(_of_head(x_at, head * DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
-        b = vector(_of_head(b_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
-        c = vector(_of_head(c_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
+        b = vector(_of_head(b_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
+        c = vector(_of_head(c_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
         dt = _own(dt_at, head, dim, in_dim, DIM, TIED)
         c_at += c_distance
         dt_at += dt_distance

@@ -24,9 +24,8 @@ from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.kept import launch_step, launched_again
-from memstate.kernels.pieces import apart, dot, halves, lane_part, rounded, together, vector
+from memstate.kernels.pieces import dot, drawn_for, joined_rows, lane_part, rounded, store_tile, tile_of, vector
 from memstate.kernels.remembered import Checked
-from memstate.kernels.scaled import draws, scaled, whole
 from memstate.kernels.slots import (
     NO_MARKS,
     copy_token,
@@ -69,23 +68,6 @@ def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _rows(block, COUNT: tl.constexpr):
-    """Splits a block `lane*COUNT value` into COUNT tensors `lane value`: the neighbouring rows that each lane holds."""
-    if COUNT > 1:
-        block = block.reshape(block.shape[0] // COUNT, COUNT, block.shape[1]).trans(0, 2, 1)
-    return apart(block, COUNT)
-
-
-@triton.jit
-def _joined(rows, COUNT: tl.constexpr):
-    """Returns the block `lane*COUNT value` that has these rows: the inverse of `_rows`."""
-    block = together(rows, COUNT)
-    if COUNT > 1:
-        block = block.trans(0, 2, 1).reshape(block.shape[0] * COUNT, block.shape[1])
-    return block
-
-
-@triton.jit
 def _values(
     ptr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
@@ -101,7 +83,7 @@ def _values(
         if not KEY_FASTEST:
             at = at + tl.zeros([LANES, 1], tl.int32)
         parts += (tl.load(ptr + at, mask=_below(at, VALUE, BLOCK_V), other=0.0).to(tl.float32),)
-    block = _joined(parts, BLOCK_V // FEW)
+    block = joined_rows(parts, BLOCK_V // FEW)
     return block.reshape(1, BLOCK_V) if KEY_FASTEST else block
 
 
@@ -117,69 +99,6 @@ def _inverse_norm(keys, like, COUNT: tl.constexpr):
         squares = tl.fma(keys[key], keys[key], squares)
     zeros = tl.max(tl.minimum(tl.abs(like), 0.0), 1, keep_dims=True)  # also of NaN
     return tl.rsqrt(tl.sum(squares[:, None] + zeros, 0) + EPSILON)
-
-
-@triton.jit
-def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr):
-    """Returns the mask of a piece: elements whose key and value the head has."""
-    return (index * KEY_STEP + piece * PIECE_STEP < KEY)[:, None] & in_value[None, :]
-
-
-@triton.jit
-def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, EARLY: tl.constexpr):
-    """Returns a piece of the state in fp32: a tensor `lane value` for each of a lane's RUN keys. Zeros outside `mask`.
-
-    Whole numbers stay as they are. If EARLY, the loads go past the first cache, because the launch in front of this one
-    still runs.
-
-    Two neighbouring bf16 elements of a lane are joined again to the word that was loaded, which costs nothing, and are
-    converted together. To convert each element alone takes 1.5 times as many instructions.
-    """
-    loaded = ()
-    cache: tl.constexpr = ".cg" if EARLY else ""
-    if ptr.dtype.element_ty.is_int():
-        loaded += _rows(tl.load(ptr, mask=mask, other=0, cache_modifier=cache), RUN)
-    elif ptr.dtype.element_ty == tl.bfloat16 and (RUN if KEY_FASTEST else ptr.shape[1]) > 1:
-        word = ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
-        bits = tl.load(word, mask=mask, other=0, cache_modifier=cache).to(tl.uint32)
-        if KEY_FASTEST:
-            rows = _rows(bits, RUN)
-            for row in tl.static_range(0, RUN, 2):
-                loaded += halves(rows[row] | (rows[row + 1] << 16))
-        else:
-            pair = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
-            both = halves(pair[0] | (pair[1] << 16))
-            loaded += (tl.join(both[0], both[1]).reshape(bits.shape[0], bits.shape[1]),)
-    else:
-        loaded += _rows(tl.load(ptr, mask=mask, other=0.0, cache_modifier=cache).to(tl.float32), RUN)
-    return loaded
-
-
-@triton.jit
-def _store(
-    plane, slots, s, drawn, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """Stores the tile to some slots, unless they are 0.
-
-    `plane` is the memory of the first piece of the tile in slot 0, the distance from slot to slot, both for the scales,
-    and what `_in_piece` takes. `drawn` are draws for the tile, see `whole`.
-    """
-    ptr, apart, scales_ptr, scales_apart, index, in_value = plane
-    if scales_ptr is not None:
-        s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES * RUN)
-    for which in tl.static_range(len(slots)):
-        slot = slots[which]
-        if scales_ptr is not None:
-            tl.store(scales_ptr + slot * scales_apart, scale, mask=tl.where(slot > 0, in_value, False))
-        if slot > 0:
-            for piece in tl.static_range(PIECES):
-                mask = _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP)
-                part = ()
-                for row in tl.static_range(RUN):
-                    part += (s[piece * RUN + row],)
-                block = _joined(part, RUN).to(ptr.dtype.element_ty)
-                tl.store(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
 
 
 @triton.jit
@@ -230,43 +149,6 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
 
 
 @triton.jit
-def _tile(
-    plane, slot, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr, KEY_STRIDE: tl.constexpr,
-    KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr = False,
-):  # fmt: skip
-    """Returns the tile of a slot in fp32, zeros for slot 0; see `_store`."""
-    ptr, apart, scales_ptr, scales_apart, index, in_value = plane
-    tile = ()
-    for piece in tl.static_range(PIECES):
-        mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        tile += _load(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN, EARLY)
-    if scales_ptr is not None:
-        mask = tl.where(slot > 0, in_value, False)
-        cache: tl.constexpr = ".cg" if EARLY else ""
-        scale = tl.load(scales_ptr + slot * scales_apart, mask=mask, other=0.0, cache_modifier=cache)
-        tile = scaled(tile, scale, PIECES * RUN)
-    return tile
-
-
-@triton.jit
-def _drawn(
-    chance, length, real, s, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
-    APART: tl.constexpr,
-):  # fmt: skip
-    """Returns draws for the tile, split as `vector` does; None if `chance` is None, otherwise see `draws`."""
-    drawn = None
-    if chance is not None:
-        drawn = ()
-        lane = tl.arange(0, LANES)
-        if KEY_FASTEST:
-            for piece in tl.static_range(PIECES):
-                drawn += draws(chance, length, real, (piece * LANES + lane) * RUN, s[piece * RUN], RUN)
-        else:
-            drawn = draws(chance, length, real, lane_part(lane, LANES, APART) * PIECES, s[0], PIECES)
-    return drawn
-
-
-@triton.jit
 def _with_pending(
     s, place, chance, length, k_ptr, v_ptr, gate_ptr, beta_ptr, a_ptr, b_ptr, HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr,
@@ -291,7 +173,7 @@ def _with_pending(
         a = vector(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         b = vector(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
-    return rounded(s, stored, COUNT, _drawn(chance, length, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART))
+    return rounded(s, stored, COUNT, drawn_for(s, chance, length, True, KEY_FASTEST, LANES, RUN, PIECES, APART))
 
 
 @triton.jit(do_not_specialize=PER_CALL)
@@ -317,10 +199,7 @@ def _gated_delta_step(
     # The pieces of a tile say which keys a lane has. With values fastest, a lane has PIECES neighbouring keys, one of
     # each piece; with keys fastest, it has RUN neighbouring keys of each piece.
     PIECES: tl.constexpr = BLOCK_K // (LANES * RUN)
-    index = tl.arange(0, LANES * RUN)
-    if not KEY_FASTEST:
-        index = lane_part(index, LANES, APART)
-    KEY_STEP: tl.constexpr = 1 if KEY_FASTEST else PIECES  # keys from one row of a piece to the next
+    index = lane_part(tl.arange(0, LANES * RUN), LANES, APART) * (1 if KEY_FASTEST else PIECES)
     PIECE_STEP: tl.constexpr = LANES * RUN if KEY_FASTEST else 1  # keys from one piece to the next
     KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUE
     VALUE_STRIDE: tl.constexpr = KEY if KEY_FASTEST else 1
@@ -334,13 +213,12 @@ def _gated_delta_step(
 
     # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
-    tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
-    tile_ptr = state_ptr + tile
+    tile = head * (KEY * VALUE) + index[:, None] * KEY_STRIDE + value[None, :] * VALUE_STRIDE
     scales_at, chance, length = None, None, 0
     if scales_ptr is not None:
         scales_at = scales_ptr + head * VALUE + value
-    plane = (tile_ptr, slot_stride, scales_at, scales_apart, index, in_value)
-    s = _tile(plane, read, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES, BEHIND)
+    plane = (state_ptr + tile, slot_stride, scales_at, scales_apart, index, in_value)
+    s = tile_of(plane, read, KEY, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES, BEHIND)
     if BEHIND:
         # So far this program has read what the launch before does not write: columns of the step, and the state.
         gdc_wait()
@@ -371,7 +249,7 @@ def _gated_delta_step(
         if parents_ptr is None:
             for entry in range(pending + 1):
                 if entry == store:
-                    _store(plane, (write, snapshot), s, None, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+                    store_tile(plane, (write, snapshot), s, None, KEY, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 if entry < pending:
                     s = _with_pending(
                         s, place, chance, length + entry + 1, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
@@ -394,7 +272,7 @@ def _gated_delta_step(
         if parents_ptr is not None:
             for entry in range(start, pending + 1):
                 if (entry == store) & (target == 0):
-                    _store(plane, (write, snapshot), s, None, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+                    store_tile(plane, (write, snapshot), s, None, KEY, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 if entry < pending:
                     s = _with_pending(
                         s, (first_place + entry) % ring, chance, length + entry + 1, ring_k, ring_v, ring_gate,
@@ -484,7 +362,7 @@ def _gated_delta_step(
             place = next_place(place, ring)
         if EACH:
             depth += 1
-            drawn = _drawn(chance, length + depth, True, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
+            drawn = drawn_for(s, chance, length + depth, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
             s = rounded(s, stored, COUNT, drawn)
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
@@ -495,15 +373,15 @@ def _gated_delta_step(
                 tl.debug_barrier()
                 start, depth = tl.maximum(store, 0), pending
                 before = tl.where(store >= 0, write, read)
-                s = _tile(plane, before, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES)
+                s = tile_of(plane, before, KEY, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = tl.where(offset == t + 1, known_slot(tl.load(mark_slot_ptr + mark), last), 0)
                 # What to store depends on `kept`: otherwise the compiler would round the state of every token.
                 kept_s = (tl.where(kept > 0, s[0], 0.0),)
                 kept_s += s[1:]
-                at_mark = _drawn(once, length + offset, True, kept_s, KEY_FASTEST, LANES, RUN, PIECES, APART)
-                _store(plane, (kept,), kept_s, at_mark, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+                at_mark = drawn_for(kept_s, once, length + offset, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
+                store_tile(plane, (kept,), kept_s, at_mark, KEY, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -514,8 +392,8 @@ def _gated_delta_step(
     if cursor_row_ptr is not None:
         write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
-    at_end = _drawn(once, length + count, count > 0, s, KEY_FASTEST, LANES, RUN, PIECES, APART)
-    _store(plane, (write, snapshot), s, at_end, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+    at_end = drawn_for(s, once, length + count, count > 0, KEY_FASTEST, LANES, RUN, PIECES, APART)
+    store_tile(plane, (write, snapshot), s, at_end, KEY, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
 
 def blocks(

@@ -1,4 +1,4 @@
-"""Cuts a tile of a recurrent state into pieces that say which elements a lane has. Knows no op and no slot.
+"""Cuts a tile of a recurrent state into pieces that say which elements a lane has. Knows no op.
 
 A tile is `sum dim`: sums go over its first axis. If that axis is the fastest in memory, a lane has RUN neighbouring
 elements of each piece. If the other axis is the fastest, a lane has PIECES neighbouring elements, one of each piece. So
@@ -8,7 +8,7 @@ a lane loads its elements of a vector along the first axis in whole words, and l
 import triton
 import triton.language as tl
 
-from memstate.kernels.scaled import scaled, whole
+from memstate.kernels.scaled import draws, scaled, whole
 
 
 @triton.jit
@@ -126,6 +126,126 @@ def vector(
 def halves(word):
     """Returns the low and the high bf16 of each 32-bit word, in fp32: one instruction each."""
     return (word << 16).to(tl.float32, bitcast=True), (word >> 16 << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rows_of(block, COUNT: tl.constexpr):
+    """Splits a block `lane*COUNT value` into COUNT tensors `lane value`: the neighbouring rows that each lane holds."""
+    if COUNT > 1:
+        block = block.reshape(block.shape[0] // COUNT, COUNT, block.shape[1]).trans(0, 2, 1)
+    return apart(block, COUNT)
+
+
+@triton.jit
+def joined_rows(rows, COUNT: tl.constexpr):
+    """Returns the block `lane*COUNT value` that has these rows: the inverse of `_rows_of`."""
+    block = together(rows, COUNT)
+    if COUNT > 1:
+        block = block.trans(0, 2, 1).reshape(block.shape[0] * COUNT, block.shape[1])
+    return block
+
+
+@triton.jit
+def _load(ptr, mask, SUM_FASTEST: tl.constexpr, RUN: tl.constexpr, EARLY: tl.constexpr):
+    """Returns a piece of a tile in fp32: RUN tensors `lane dim`. Zeros outside `mask`.
+
+    Whole numbers stay as they are. If EARLY, the loads go past the first cache, because the launch in front of this one
+    still runs.
+
+    Two neighbouring bf16 elements of a lane are joined again to the word that was loaded, which costs nothing, and are
+    converted together. To convert each element alone takes 1.5 times as many instructions.
+    """
+    loaded = ()
+    cache: tl.constexpr = ".cg" if EARLY else ""
+    if ptr.dtype.element_ty.is_int():
+        loaded += _rows_of(tl.load(ptr, mask=mask, other=0, cache_modifier=cache), RUN)
+    elif ptr.dtype.element_ty == tl.bfloat16 and (RUN if SUM_FASTEST else ptr.shape[1]) > 1:
+        word = ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
+        bits = tl.load(word, mask=mask, other=0, cache_modifier=cache).to(tl.uint32)
+        if SUM_FASTEST:
+            rows = _rows_of(bits, RUN)
+            for row in tl.static_range(0, RUN, 2):
+                loaded += halves(rows[row] | (rows[row + 1] << 16))
+        else:
+            pair = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
+            both = halves(pair[0] | (pair[1] << 16))
+            loaded += (tl.join(both[0], both[1]).reshape(bits.shape[0], bits.shape[1]),)
+    else:
+        loaded += _rows_of(tl.load(ptr, mask=mask, other=0.0, cache_modifier=cache).to(tl.float32), RUN)
+    return loaded
+
+
+@triton.jit
+def tile_of(
+    plane, slot, SIZE: tl.constexpr, PIECE_STEP: tl.constexpr, STRIDE: tl.constexpr, SUM_FASTEST: tl.constexpr,
+    RUN: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """Returns the tile of a slot in fp32: PIECES * RUN tensors `lane dim`. It is zeros for slot 0.
+
+    Args:
+        plane: (memory of the first piece of the tile in slot 0, distance from slot to slot, both for the scales, which
+            may be None, the places of the first piece along the axis of sums, and which of the other axis are inside).
+        slot: the slot.
+        SIZE: elements along the axis of sums.
+        PIECE_STEP: elements along this axis from one piece to the next.
+        STRIDE: distance of two neighbours along this axis.
+        SUM_FASTEST: whether this axis is the fastest.
+        RUN: neighbouring elements of a piece that are tensors of their own.
+        PIECES: pieces of the tile.
+        EARLY: whether the launch in front of this one still runs.
+    """
+    ptr, apart, scales_ptr, scales_apart, index, inside = plane
+    tile = ()
+    for piece in tl.static_range(PIECES):
+        mask = tl.where(slot > 0, (index + piece * PIECE_STEP < SIZE)[:, None] & inside[None, :], False)
+        tile += _load(ptr + slot * apart + piece * (PIECE_STEP * STRIDE), mask, SUM_FASTEST, RUN, EARLY)
+    if scales_ptr is not None:
+        mask = tl.where(slot > 0, inside, False)
+        cache: tl.constexpr = ".cg" if EARLY else ""
+        scale = tl.load(scales_ptr + slot * scales_apart, mask=mask, other=0.0, cache_modifier=cache)
+        tile = scaled(tile, scale, PIECES * RUN)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    plane, slots, s, drawn, SIZE: tl.constexpr, PIECE_STEP: tl.constexpr, STRIDE: tl.constexpr, RUN: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile to some slots, unless they are 0; see `tile_of`. `drawn` are draws for the tile, see `whole`."""
+    ptr, apart, scales_ptr, scales_apart, index, inside = plane
+    if scales_ptr is not None:
+        s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES * RUN)
+    for which in tl.static_range(len(slots)):
+        slot = slots[which]
+        if scales_ptr is not None:
+            tl.store(scales_ptr + slot * scales_apart, scale, mask=tl.where(slot > 0, inside, False))
+        if slot > 0:
+            for piece in tl.static_range(PIECES):
+                mask = (index + piece * PIECE_STEP < SIZE)[:, None] & inside[None, :]
+                part = ()
+                for row in tl.static_range(RUN):
+                    part += (s[piece * RUN + row],)
+                block = joined_rows(part, RUN).to(ptr.dtype.element_ty)
+                tl.store(ptr + slot * apart + piece * (PIECE_STEP * STRIDE), block, mask=mask)
+
+
+@triton.jit
+def drawn_for(
+    s, chance, length, real, SUM_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+    APART: tl.constexpr = 1,
+):  # fmt: skip
+    """Returns draws for a tile, split as `vector` does; None if `chance` is None, otherwise see `draws`."""
+    drawn = None
+    if chance is not None:
+        drawn = ()
+        lane = tl.arange(0, LANES)
+        if SUM_FASTEST:
+            for piece in tl.static_range(PIECES):
+                drawn += draws(chance, length, real, (piece * LANES + lane) * RUN, s[piece * RUN], RUN)
+        else:
+            drawn = draws(chance, length, real, lane_part(lane, LANES, APART) * PIECES, s[0], PIECES)
+    return drawn
 
 
 @triton.jit

@@ -47,7 +47,7 @@ def _run(ptr, at, SIZE: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr):
     WORDS: tl.constexpr = 2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
     elements = ()
     if SIZE * bits % 128 == 0 and RUN * bits % 64 == 0:
-        word = tl.multiple_of(ptr, 16).to(tl.pointer_type(tl.int64), bitcast=True)
+        word = ptr.to(tl.pointer_type(tl.int64), bitcast=True)
         for piece in tl.static_range(RUN // (PER_WORD * WORDS)):
             first = at // PER_WORD + piece * WORDS
             if WORDS == 2:

@@ -22,8 +22,7 @@ from memstate.kernels.configs import SECTOR_BYTES, SelectiveConfig, state_shares
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
 from memstate.kernels.kept import launch_step, launched_again
-from memstate.kernels.pieces import dot, rounded, vector
-from memstate.kernels.scaled import draws, scaled, whole
+from memstate.kernels.pieces import dot, drawn_for, rounded, store_tile, tile_of, vector
 from memstate.kernels.slots import (
     NO_MARKS,
     copy_token,
@@ -74,53 +73,6 @@ def _own(ptr, head, dim, in_dim, DIM: tl.constexpr, TIED: tl.constexpr):
 
 
 @triton.jit
-def _mask(wanted, index, piece, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr):
-    """Returns the mask of a piece: elements that the head has, none unless `wanted`."""
-    inside = (index * STATE_STEP + piece * PIECE_STEP < STATE)[:, None] & in_dim[None, :]
-    # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
-    return tl.where(wanted, inside, False)
-
-
-@triton.jit
-def _drawn(
-    chance, length, real, s, index, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr, PIECES: tl.constexpr
-):  # fmt: skip
-    """Returns draws for the tile; None if `chance` is None, otherwise see `draws`."""
-    drawn = None
-    if chance is not None:
-        drawn = ()
-        TOGETHER: tl.constexpr = PIECES if PIECE_STEP == 1 else 1  # neighbouring states in a row of the tile
-        for piece in tl.static_range(0, PIECES, TOGETHER):
-            first = index * STATE_STEP + piece * PIECE_STEP
-            drawn += draws(chance, length, real, first, s[piece], TOGETHER)
-    return drawn
-
-
-@triton.jit
-def _store(
-    plane, slots, s, drawn, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
-    STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """Stores the tile to some slots, unless they are 0.
-
-    `plane` is the memory of the first piece of the tile in slot 0, the distance from slot to slot, both for the scales,
-    and what `_mask` takes. `drawn` are draws for the tile, see `whole`.
-    """
-    ptr, apart, scales_ptr, scales_apart, index, in_dim = plane
-    if scales_ptr is not None:
-        s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES)
-    for which in tl.static_range(len(slots)):
-        slot = slots[which]
-        if slot > 0:
-            if scales_ptr is not None:
-                tl.store(scales_ptr + slot * scales_apart, scale, mask=in_dim)
-            for piece in tl.static_range(PIECES):
-                at_ptr = ptr + slot * apart + piece * (PIECE_STEP * STATE_STRIDE)
-                mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
-                tl.store(at_ptr, s[piece].to(ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
     """Returns the state after one more token; `a` is one number if TIED, otherwise a tensor for each piece."""
     inward = (dt * x)[None, :]
@@ -156,9 +108,9 @@ def _selective_step(
     # The pieces of a tile say which states a lane has. With dims fastest, a lane has PIECES neighbouring states, one of
     # each piece; with states fastest, it has RUN neighbouring states of each piece.
     PIECES: tl.constexpr = BLOCK_N // (LANES * RUN)
-    index = tl.arange(0, LANES * RUN)
-    STATE_STEP: tl.constexpr = 1 if STATE_FASTEST else PIECES  # states from one row of a piece to the next
-    PIECE_STEP: tl.constexpr = LANES * RUN if STATE_FASTEST else 1  # states from one piece to the next
+    ROWS: tl.constexpr = LANES * RUN
+    index = tl.arange(0, ROWS) * (1 if STATE_FASTEST else PIECES)
+    PIECE_STEP: tl.constexpr = ROWS if STATE_FASTEST else 1  # states from one piece to the next
     STATE_STRIDE: tl.constexpr = 1 if STATE_FASTEST else DIM
     DIM_STRIDE: tl.constexpr = STATE if STATE_FASTEST else 1
     WIDTH: tl.constexpr = min(16, UNIT * out_ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that a lane stores
@@ -171,23 +123,15 @@ def _selective_step(
 
     # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
-    tile = head * (DIM * STATE) + index[:, None] * (STATE_STEP * STATE_STRIDE) + dim[None, :] * DIM_STRIDE
-    tile_ptr = state_ptr + tile
-    s = ()
-    for piece in tl.static_range(PIECES):
-        at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * STATE_STRIDE)
-        mask = _mask(read > 0, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
-        tile_piece = tl.load(at_ptr, mask=mask, other=0.0)
-        s += (tile_piece if scales_ptr is not None else tile_piece.to(tl.float32),)
+    tile = head * (DIM * STATE) + index[:, None] * STATE_STRIDE + dim[None, :] * DIM_STRIDE
     scales_at, chance, length = None, None, 0
     if scales_ptr is not None:
         scales_at = scales_ptr + channel
-        of_read = tl.where(read > 0, in_dim, False)
-        s = scaled(s, tl.load(scales_at + read * scales_apart, mask=of_read, other=0.0), PIECES)
+    plane = (state_ptr + tile, slot_stride, scales_at, scales_apart, index, in_dim)
+    s = tile_of(plane, read, STATE, PIECE_STEP, STATE_STRIDE, STATE_FASTEST, 1, PIECES)
     if seed is not None:
         chance = (seed, layer, (first_head * DIM + channel) * (STATE // 16))
         length = tl.load(lengths_ptr + row)
-    plane = (tile_ptr, slot_stride, scales_at, scales_apart, index, in_dim)
     at_store = None if EACH else chance  # a state that is rounded after each token is stored as it is
     stored: tl.constexpr = state_ptr.dtype.element_ty
 
@@ -199,7 +143,7 @@ def _selective_step(
             a_at = a_ptr + (tile + piece * (PIECE_STEP * STATE_STRIDE))
             if STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
                 a_at = tl.multiple_of(a_at, [16, 1])  # `check_address` requires that `a` is aligned
-            mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
+            mask = (index + piece * PIECE_STEP < STATE)[:, None] & in_dim[None, :]
             a += (tl.load(a_at, mask=mask, other=0.0).to(tl.float32),)
     if dt_bias_ptr is not None:
         dt_bias = _own(dt_bias_ptr, head, dim, in_dim, DIM, TIED)
@@ -226,7 +170,7 @@ def _selective_step(
         kept_dt = tail_dt_ptr + memory * tail_dt_apart
         for entry in range(pending + 1):
             if entry == store:
-                _store(plane, (write, snapshot), s, None, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+                store_tile(plane, (write, snapshot), s, None, STATE, PIECE_STEP, STATE_STRIDE, 1, PIECES)
             if entry < pending:
                 x_place = _of_head(kept_x + place * (HEADS * DIM), head * DIM, DIM)
                 x = tl.load(x_place + dim, mask=in_dim, other=0.0).to(tl.float32)
@@ -234,7 +178,7 @@ def _selective_step(
                 b = vector(b_place, STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
                 dt = _own(kept_dt + place * OWN, head, dim, in_dim, DIM, TIED)
                 s = _advanced(s, x, b, dt, a, PIECES, TIED)
-                drawn = _drawn(chance, length + entry + 1, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
+                drawn = drawn_for(s, chance, length + entry + 1, True, STATE_FASTEST, ROWS, 1, PIECES)
                 s = rounded(s, stored, PIECES, drawn)
                 place = next_place(place, ring)
 
@@ -284,7 +228,7 @@ def _selective_step(
             # Only lanes with state 0 store. Each stores its own dims, so lanes exchange nothing.
             out_at = tl.multiple_of(out_ptr + (token * (HEADS * DIM) + head * DIM), WIDTH)
             of_first = (index == 0)[:, None] & of_token[None, :]
-            whole = tl.broadcast_to(y[None, :], (LANES * RUN, BLOCK_D))
+            whole = tl.broadcast_to(y[None, :], (ROWS, BLOCK_D))
             tl.store(out_at + dim[None, :] + tl.zeros_like(index)[:, None], whole, mask=of_first)
         if cursor_row_ptr is not None:
             keeps = (memory > 0) & (pending + t >= store)
@@ -302,7 +246,7 @@ def _selective_step(
             place = next_place(place, ring)
         if EACH:
             depth += 1
-            drawn = _drawn(chance, length + depth, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
+            drawn = drawn_for(s, chance, length + depth, True, STATE_FASTEST, ROWS, 1, PIECES)
             s = rounded(s, stored, PIECES, drawn)
         x_at += x_distance
         b_at += b_distance
@@ -314,8 +258,8 @@ def _selective_step(
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
                 marked = tl.where(offset == t + 1, kept, 0)
-                of_mark = _drawn(at_store, length + offset, True, s, index, STATE_STEP, PIECE_STEP, PIECES)
-                _store(plane, (marked,), s, of_mark, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+                of_mark = drawn_for(s, at_store, length + offset, True, STATE_FASTEST, ROWS, 1, PIECES)
+                store_tile(plane, (marked,), s, of_mark, STATE, PIECE_STEP, STATE_STRIDE, 1, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -325,8 +269,8 @@ def _selective_step(
     if cursor_row_ptr is not None:
         write = tl.where(store > pending, write, 0)
         snapshot = tl.where(store > pending, snapshot, 0)
-    drawn = _drawn(at_store, length + count, count > 0, s, index, STATE_STEP, PIECE_STEP, PIECES)
-    _store(plane, (write, snapshot), s, drawn, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+    drawn = drawn_for(s, at_store, length + count, count > 0, STATE_FASTEST, ROWS, 1, PIECES)
+    store_tile(plane, (write, snapshot), s, drawn, STATE, PIECE_STEP, STATE_STRIDE, 1, PIECES)
 
 
 def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: bool) -> dict[str, int]:

@@ -18,6 +18,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference.scaled import TOP, draws, loaded, stored
 from memstate.kernels.tables import Cursor, DeltaTail
 from memstate_tools.drafted import BRANCHES, DRAFTS, PENDING
+from tests.proof.mutation.interleaved import with_pieces
 
 BF16 = torch.bfloat16
 DELTA, TOY_DELTA = (32, 16, 128, 128), (1, 1, 16, 32)  # heads, key heads, keys, values
@@ -181,8 +182,8 @@ def evicting(folder: Path) -> Callable[..., Tensor] | None:
 
     A launch says nothing of caches, so this is another module: a copy of the source, changed where tiles move.
     """
-    source = changed = Path(inspect.getfile(gated_delta)).read_text(encoding="utf-8")
-    for name in ("_load", "_store"):
+    source = changed = with_pieces(Path(inspect.getfile(gated_delta)).read_text(encoding="utf-8"))
+    for name in ("_load", "store_tile"):
         begin = changed.find(f"def {name}(")
         end = changed.find("\n@triton.jit", begin)
         body = changed[begin:end]

@@ -4,6 +4,7 @@
 may complain about), joined by "or".
 """
 
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -35,9 +36,18 @@ MUTANTS = {
 }
 
 
+def with_pieces(source: str) -> str:
+    """Returns the source of a module with all of `memstate.kernels.pieces` in place of its import from there."""
+    pieces = (KERNELS / "pieces.py").read_text()
+    return re.sub(r"from memstate\.kernels\.pieces import .*\n", lambda _: pieces, source)
+
+
 def mutated(op: str, folder: Path, *changes: tuple[str, str]) -> ModuleType:
-    """Returns a second copy of the module of an operation, with some texts replaced. changes: (old text, new text)."""
-    source = (KERNELS / f"{OPS[op]}.py").read_text()
+    """Returns a second copy of the module of an operation, with some texts replaced, also those of `pieces`.
+
+    changes: (old text, new text).
+    """
+    source = with_pieces((KERNELS / f"{OPS[op]}.py").read_text())
     for old, new in changes:
         assert old in source, f"kernels/{OPS[op]}.py has no more {old!r}: mutate what stands there now"
         source = source.replace(old, new)

@@ -24,10 +24,8 @@ KNOWN = (  # file, beginning of a line of source, levels of races that are harml
     ("bitmap.py", "first = (count > 0) & (tl.load(counters_ptr + OFFENDER_KIND)", LEVELS[1:], _ONE_STORES),
     ("bitmap.py", "tl.store(counters_ptr + OFFENDER_KIND, kind", LEVELS[1:], _ONE_STORES),
     ("conv.py", "tl.store(ptr + at, parts[part]", LEVELS[2:], _IN_STEP),
-    ("gated_delta.py", "tl.store(ptr + slot * apart + piece * (PIECE_STEP * KEY_STRIDE), block", LEVELS[2:], _IN_STEP),
-    ("gated_delta.py", "tl.store(scales_ptr + slot * scales_apart, scale", LEVELS[2:], _IN_STEP),
-    ("selective.py", "tl.store(at_ptr, s[piece]", LEVELS[2:], _IN_STEP),
-    ("selective.py", "tl.store(scales_ptr + slot * scales_apart, scale", LEVELS[2:], _IN_STEP),
+    ("pieces.py", "tl.store(ptr + slot * apart + piece * (PIECE_STEP * STRIDE), block", LEVELS[2:], _IN_STEP),
+    ("pieces.py", "tl.store(scales_ptr + slot * scales_apart, scale", LEVELS[2:], _IN_STEP),
 )
 
 

@@ -49,14 +49,21 @@ MAMBA3 = {  # argument or plane of `mamba3_step` -> its axes without `batch toke
 }  # fmt: skip
 
 
-def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
-    """Refuses a tensor with another shape, dtype or device than allowed, or that is not contiguous."""
+def check(
+    name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device, in_words: bool = False
+) -> None:
+    """Refuses a tensor with another shape, dtype or device than allowed, or that is not contiguous.
+
+    `in_words` says that lanes move 16 bytes at a time if the last axis allows it.
+    """
     dense = tensor.shape == shape and tensor.is_contiguous()
     if not (dense and tensor.dtype in FLOATS and tensor.device == device) or tensor.is_neg():
         check_shape(name, tensor, pattern, shape)
         check_contiguous(name, tensor, pattern)
         check_float(name, tensor)
         check_memory(name, tensor, device)
+    if in_words and shape[-1] * tensor.element_size() % ACCESS_BYTES == 0:
+        check_address(name, tensor)
 
 
 def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> int:
@@ -94,6 +101,22 @@ def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]
             f"{tensor.data_ptr():#x} and {distance * size} bytes between tokens: use .clone()"
         )
     return distance
+
+
+def check_inputs(
+    sizes: tuple[int, int], device: torch.device, *inputs: tuple[str, Tensor | None, str, tuple[int, ...]]
+) -> tuple[int | None, ...]:
+    """Returns the results of `check_tokens` for some inputs; None for an input that is None.
+
+    Args:
+        sizes: entries and tokens of the step.
+        device: the expected device.
+        inputs: name, tensor, and the pattern and shape of one token.
+    """
+    return tuple(
+        None if tensor is None else check_tokens(name, tensor, f"batch token {pattern}", sizes + shape, device)
+        for name, tensor, pattern, shape in inputs
+    )
 
 
 def check_count(name: str, batch: int, token: int) -> None:
@@ -364,36 +387,24 @@ def check_gated_delta(
     check_count("v", batch, token)
     by_key = decay.dim() == 4
     of_head, rates = ("head key", (head, key)) if by_key else ("head", (head,))
-    apart = (
-        check_tokens("q", q, "batch token key_head key", (batch, token, key_head, key), device),
-        check_tokens("k", k, "batch token key_head key", (batch, token, key_head, key), device),
-        check_tokens("v", v, "batch token head value", (batch, token, head, value), device),
-        check_tokens("decay", decay, f"batch token {of_head}", (batch, token, *rates), device),
-        None if beta is None else check_tokens("beta", beta, "batch token head", (batch, token, head), device),
-        *(
-            None
-            if x is None
-            else check_tokens(name, x, "batch token key_head key", (batch, token, key_head, key), device)
-            for name, x in (("a", a), ("b", b))
-        ),
-    )
+    keys = "key_head key", (key_head, key)
+    apart = check_inputs(
+        (batch, token), device, ("q", q, *keys), ("k", k, *keys), ("v", v, "head value", (head, value)),
+        ("decay", decay, of_head, rates), ("beta", beta, "head", (head,)), ("a", a, *keys), ("b", b, *keys),
+    )  # fmt: skip
     if a_log is not None:
         check("a_log", a_log, "head", (head,), device)
     if dt_bias is not None:
         if a_log is None:
             raise ValueError("dt_bias: expected None without a_log, which turns projections into decays")
-        check("dt_bias", dt_bias, of_head, rates, device)
-        if by_key and key * dt_bias.element_size() % ACCESS_BYTES == 0:
-            check_address("dt_bias", dt_bias)
+        check("dt_bias", dt_bias, of_head, rates, device, by_key)
     if scales is not None and low_rank:
         raise ValueError("scales: expected None beside a and b")
-    slots = _check_matrices(state, (head, key, value))
+    slots = _check_matrices(state, (head, key, value), "key", "value")
     scaled = check_scales(scales, lengths, seed, layer, first_head, state, (head, value), key, tensors, batch)
     check_columns(device, batch, **rows)
     if out is not None:
-        check("out", out, "batch token head value", v.shape, device)
-        if value * out.element_size() % ACCESS_BYTES == 0:
-            check_address("out", out)
+        check("out", out, "batch token head value", v.shape, device, in_words=True)
     if marks is not None:
         check_kept(marks, tensors, device)
     keeps: Keeps = {"v": ((head, value), v.dtype), "gate": (rates, torch.float32)}
@@ -405,28 +416,12 @@ def check_gated_delta(
     return apart
 
 
-def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> PlaneBlocks:
-    """Returns where the slots lie; refuses slots that are neither `head key value` nor `head value key` in memory."""
-    head, key, value = shape
+def _check_matrices(state: Tensor, shape: tuple[int, int, int], row: str, column: str) -> PlaneBlocks:
+    """Returns where the slots lie; refuses slots that are neither `head row column` nor `head column row` in memory."""
+    head, rows, columns = shape
     if state.shape[1:] == shape and is_transposed(state):
-        return check_state(state.mT, "slot head value key", (head, value, key))
-    return check_state(state, "slot head key value", shape)
-
-
-def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> PlaneBlocks:
-    """Returns where the slots lie; in memory, a slot must be `head dim state` or, only if `tied`, `head state dim`.
-
-    `tied` means that each head has one decay, not one per channel and state.
-    """
-    head, dim, states = shape
-    if state.shape[1:] == shape and is_transposed(state):
-        if not tied:
-            raise ValueError(
-                "state: expected `slot head dim state` contiguous in each slot, got `slot head state dim`: that order "
-                "is for dt `batch token head` (Mamba2); a of Mamba1 lies as `head dim state`"
-            )
-        return check_state(state.mT, "slot head state dim", (head, states, dim))
-    return check_state(state, "slot head dim state", shape)
+        return check_state(state.mT, f"slot head {column} {row}", (head, columns, rows))
+    return check_state(state, f"slot head {row} {column}", shape)
 
 
 @remembered("state", "out", "tail", "scales")
@@ -436,11 +431,11 @@ def check_selective(
     out: Tensor | None, marks: StepMarks | None, tail: SelectiveTail | None, cursor: Cursor | None,
     parents: Tensor | None, scales: Tensor | None, lengths: Tensor | None, seed: int | None, layer: int,
     first_head: int,
-) -> tuple[int, int, int, int, int]:  # fmt: skip
+) -> tuple[int | None, ...]:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other.
 
     Returns:
-        For each of x, dt, b, c and z, the number of elements from one token to the next; 0 for z if it is None.
+        For each of x, dt, b, c and z, the number of elements from one token to the next; None for z if it is None.
     """
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
@@ -465,15 +460,14 @@ def check_selective(
     check_sizes(head=head, dim=dim, state=states)
     check_grid("x", batch=batch, head=head)
     check_count("x", batch, token)
-    x_distance = check_tokens("x", x, "batch token head dim", (batch, token, head, dim), device)
-    b_distance, c_distance = (
-        check_tokens(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
-        for name, shared in (("b", b), ("c", c))
-    )
     # Tied: each head has one dt, a, d and dt_bias. Not tied: each channel of a head has its own.
     tied = dt.dim() == 3
     pattern, shape = ("head", (head,)) if tied else ("head dim", (head, dim))
-    dt_distance = check_tokens("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
+    shared, own = ("group state", (b.shape[2], states)), ("head dim", (head, dim))
+    distances = check_inputs(
+        (batch, token), device, ("x", x, *own), ("dt", dt, pattern, shape), ("b", b, *shared), ("c", c, *shared),
+        ("z", z, *own),
+    )  # fmt: skip
     check("a", a, pattern if tied else "head dim state", shape if tied else (head, dim, states), device)
     if not tied:
         check_address("a", a)
@@ -482,21 +476,23 @@ def check_selective(
             check(name, weight, pattern, shape, device)
     if scales is not None and not tied:
         raise ValueError("scales: expected None for dt `batch token head dim` (Mamba1)")
-    slots = _check_states(state, (head, dim, states), tied)
+    if not tied and state.shape[1:] == (head, dim, states) and is_transposed(state):
+        raise ValueError(
+            "state: expected `slot head dim state` contiguous in each slot, got `slot head state dim`: that order is "
+            "for dt `batch token head` (Mamba2); a of Mamba1 lies as `head dim state`"
+        )
+    slots = _check_matrices(state, (head, dim, states), "dim", "state")
     scaled = check_scales(scales, lengths, seed, layer, first_head, state, (head, dim), states, tensors, batch)
     check_columns(device, batch, **rows)
-    z_distance = 0 if z is None else check_tokens("z", z, "batch token head dim", (batch, token, head, dim), device)
     if out is not None:
-        check("out", out, "batch token head dim", (batch, token, head, dim), device)
-        if is_transposed(state) and dim * out.element_size() % ACCESS_BYTES == 0:
-            check_address("out", out)
+        check("out", out, "batch token head dim", (batch, token, head, dim), device, is_transposed(state))
     if marks is not None:
         check_kept(marks, tensors, device)
     keeps: Keeps = {"x": ((head, dim), x.dtype), "b": (b.shape[2:], b.dtype), "dt": (shape, torch.float32)}
     written = check_tail(tail, SelectiveTail, cursor, parents, keeps, tensors, batch, device) + scaled
     check_written(tensors, "state", "out", *written)
     check_apart("state", slots, tensors, "out", *written)
-    return x_distance, dt_distance, b_distance, c_distance, z_distance
+    return distances
 
 
 @remembered("state", "out")
@@ -504,12 +500,12 @@ def check_mamba3(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
     z: Tensor | None, out: Tensor | None, marks: StepMarks | None,
-) -> tuple[tuple[int, ...], list[int]]:  # fmt: skip
+) -> tuple[tuple[int | None, ...], list[int]]:  # fmt: skip
     """Refuses arguments of `mamba3_step` that do not fit each other.
 
     Returns:
-        (for each of x, b, c, dt, decay, trap, rotation and z, the number of elements from one token to the next, 0 for
-        z if it is None; for each plane, the distance between its slots, in units of 16 bytes).
+        (for each of x, b, c, dt, decay, trap, rotation and z, the number of elements from one token to the next, None
+        for z if it is None; for each plane, the distance between its slots, in units of 16 bytes).
     """
     if not isinstance(state, Mamba3State):
         raise ValueError(f"state: expected Mamba3State, got {type(state).__name__}")
@@ -538,11 +534,9 @@ def check_mamba3(
     shapes |= dict.fromkeys(("x", "z", "v"), (head, dim)) | dict.fromkeys(("b", "c"), (group, states))
     shapes |= dict.fromkeys(("dt", "decay", "trap", "d"), (head,))
     shapes |= dict.fromkeys(("b_bias", "c_bias", "k"), (head, states))
-    distances = tuple(
-        0 if given is None
-        else check_tokens(name, given, f"batch token {MAMBA3[name]}", (batch, token, *shapes[name]), device)
-        for name, given in inputs.items()
-    )  # fmt: skip
+    distances = check_inputs(
+        (batch, token), device, *((name, given, MAMBA3[name], shapes[name]) for name, given in inputs.items())
+    )
     for name, weight in weights.items():
         check(name, weight, MAMBA3[name], shapes[name], device)
     check_columns(device, batch, **rows)

@@ -250,7 +250,7 @@ def conv_step(
     tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
-    given = x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents
+    given = tuple(locals().values())  # all arguments, in order
     return launched(check_conv(*given), given)
 
 

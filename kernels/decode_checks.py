@@ -234,7 +234,7 @@ def check_tail(
 def check_scales(
     scales: Tensor | None, lengths: Tensor | None, seed: int | None, layer: int, first_head: int, state: Tensor,
     rows: tuple[int, int], keys: int, tensors: dict[str, Tensor | None], batch: int,
-) -> list[str]:  # fmt: skip
+) -> None:  # fmt: skip
     """Refuses a state whose dtype does not fit its scales, scales that do not fit it, and what draws do not take.
 
     Args:
@@ -249,9 +249,6 @@ def check_scales(
         tensors: tensors of the step, by name; the scales and lengths are added.
         batch: entries of the step.
 
-    Returns:
-        The names of what is written beside the state.
-
     Raises:
         ValueError: names the argument that does not fit.
     """
@@ -265,7 +262,7 @@ def check_scales(
     if (seed is None) != (lengths is None) or (scales is None and seed is not None):
         raise ValueError("lengths, seed: expected both, beside scales, or None for both")
     if scales is None:
-        return []
+        return
     check_tensors({"scales": scales})
     shape = (state.shape[0], *rows)
     if scales.shape != shape or scales.dtype != torch.float32 or not is_dense(rows, scales.stride()[1:]):
@@ -280,7 +277,32 @@ def check_scales(
     if lengths is not None:
         check_columns(state.device, batch, lengths=lengths)
     tensors |= {"scales": scales, "lengths": lengths}
-    return ["scales"]
+
+
+def _check_rest(
+    slots: PlaneBlocks, tensors: dict[str, Tensor | None], batch: int, keeps: Keeps, kind: Any,
+    marks: StepMarks | None, tail: Any, cursor: Cursor | None, parents: Tensor | None,
+) -> None:  # fmt: skip
+    """Refuses marks, tails and trees that do not fit the step, and tensors that the step must not write.
+
+    Args:
+        slots: where the slots of the state lie.
+        tensors: tensors of the step, by name.
+        batch: entries of the step.
+        keeps: see `check_tail`.
+        kind: class of named tuple that `tail` must be.
+        marks: marks of the step, or None.
+        tail: rings of the step, or None.
+        cursor: columns of the cursor, or None.
+        parents: parents of the nodes of trees, or None.
+    """
+    device = tensors["tokens"].device  # type: ignore[union-attr]  # its check has passed
+    if marks is not None:
+        check_kept(marks, tensors, device)
+    written = ["out", *({"scales"} & tensors.keys())]
+    written += check_tail(tail, kind, cursor, parents, keeps, tensors, batch, device)
+    check_written(tensors, "state", *written)
+    check_apart("state", slots, tensors, *written)
 
 
 def check_address(name: str, tensor: Tensor) -> None:
@@ -326,11 +348,7 @@ def check_conv(
     check_columns(device, batch, **rows)
     if out is not None:
         out_distance = check_tokens("out", out, "batch token channel", (batch, token, channel), device)
-    if marks is not None:
-        check_kept(marks, tensors, device)
-    rings = check_tail(tail, ConvTail, cursor, parents, {"x": ((channel,), x.dtype)}, tensors, batch, device)
-    check_written(tensors, "state", "out", *rings)
-    check_apart("state", slots, tensors, "out", *rings)
+    _check_rest(slots, tensors, batch, {"x": ((channel,), x.dtype)}, ConvTail, marks, tail, cursor, parents)
     return x_distance, out_distance
 
 
@@ -401,18 +419,14 @@ def check_gated_delta(
     if scales is not None and low_rank:
         raise ValueError("scales: expected None beside a and b")
     slots = _check_matrices(state, (head, key, value), "key", "value")
-    scaled = check_scales(scales, lengths, seed, layer, first_head, state, (head, value), key, tensors, batch)
+    check_scales(scales, lengths, seed, layer, first_head, state, (head, value), key, tensors, batch)
     check_columns(device, batch, **rows)
     if out is not None:
         check("out", out, "batch token head value", v.shape, device, in_words=True)
-    if marks is not None:
-        check_kept(marks, tensors, device)
     keeps: Keeps = {"v": ((head, value), v.dtype), "gate": (rates, torch.float32)}
     keeps |= {name: ((key_head, key), x.dtype) for name, x in (("k", k), ("a", a), ("b", b)) if x is not None}
     keeps |= {} if low_rank else {"beta": ((head,), torch.float32)}
-    written = check_tail(tail, DeltaTail, cursor, parents, keeps, tensors, batch, device) + scaled
-    check_written(tensors, "state", "out", *written)
-    check_apart("state", slots, tensors, "out", *written)
+    _check_rest(slots, tensors, batch, keeps, DeltaTail, marks, tail, cursor, parents)
     return apart
 
 
@@ -482,16 +496,12 @@ def check_selective(
             "for dt `batch token head` (Mamba2); a of Mamba1 lies as `head dim state`"
         )
     slots = _check_matrices(state, (head, dim, states), "dim", "state")
-    scaled = check_scales(scales, lengths, seed, layer, first_head, state, (head, dim), states, tensors, batch)
+    check_scales(scales, lengths, seed, layer, first_head, state, (head, dim), states, tensors, batch)
     check_columns(device, batch, **rows)
     if out is not None:
         check("out", out, "batch token head dim", (batch, token, head, dim), device, is_transposed(state))
-    if marks is not None:
-        check_kept(marks, tensors, device)
     keeps: Keeps = {"x": ((head, dim), x.dtype), "b": (b.shape[2:], b.dtype), "dt": (shape, torch.float32)}
-    written = check_tail(tail, SelectiveTail, cursor, parents, keeps, tensors, batch, device) + scaled
-    check_written(tensors, "state", "out", *written)
-    check_apart("state", slots, tensors, "out", *written)
+    _check_rest(slots, tensors, batch, keeps, SelectiveTail, marks, tail, cursor, parents)
     return distances
 
 

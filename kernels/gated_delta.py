@@ -447,10 +447,7 @@ def gated_delta_step(
     lengths: Tensor | None = None, seed: int | None = None, layer: int = 0, first_head: int = 0,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    given = (
-        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b, tail, cursor, parents, scales, lengths, seed, layer, first_head,
-    )  # fmt: skip
+    given = tuple(locals().values())  # all arguments, in order
     return launched(check_gated_delta(*given), given)
 
 

@@ -161,9 +161,7 @@ def mamba3_step(
     z: Tensor | None = None, out: Tensor | None = None, marks: StepMarks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.mamba3.mamba3_step`."""
-    checked = check_mamba3(
-        x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, out, marks
-    )
+    checked = check_mamba3(*locals().values())  # all arguments, in order
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     if batch == 0:

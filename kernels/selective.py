@@ -304,10 +304,7 @@ def selective_step(
     first_head: int = 0,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
-    checked = check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor,
-        parents, scales, lengths, seed, layer, first_head,
-    )  # fmt: skip
+    checked = check_selective(*locals().values())  # all arguments, in order
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     if batch == 0:

@@ -66,7 +66,7 @@ def conv_step(
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents)
+    check_conv(*locals().values())  # all arguments, in order
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     channels, taps = weight.shape

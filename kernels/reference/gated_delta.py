@@ -112,10 +112,7 @@ def gated_delta_step(
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_gated_delta(
-        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b, tail, cursor, parents, scales, lengths, seed, layer, first_head,
-    )  # fmt: skip
+    check_gated_delta(*locals().values())  # all arguments, in order
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     out = v.new_empty(v.shape) if out is None else out
     out.zero_()

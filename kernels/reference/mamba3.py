@@ -66,9 +66,7 @@ def mamba3_step(
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_mamba3(
-        x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, out, marks
-    )
+    check_mamba3(*locals().values())  # all arguments, in order
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     ratio, kept = x.shape[2] // b.shape[2], row_marks(marks, len(state.ssm) - 1)

@@ -87,10 +87,7 @@ def selective_step(
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor,
-        parents, scales, lengths, seed, layer, first_head,
-    )  # fmt: skip
+    check_selective(*locals().values())  # all arguments, in order
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1])

@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.configs import ConvConfig
 from memstate.kernels.decode_checks import check_conv
-from memstate.kernels.kept import launch_step, launched_again
+from memstate.kernels.kept import launch_step, launched_again, unspecialised
 from memstate.kernels.pieces import apart, together
 from memstate.kernels.remembered import Checked
 from memstate.kernels.slots import (
@@ -26,7 +26,6 @@ from memstate.kernels.slots import (
     next_place,
     row_slots,
     row_tail,
-    tail_args,
     tail_numbers,
     tail_tensors,
     token_start,
@@ -98,13 +97,7 @@ def _store(
         tl.store(ptr + at, parts[part], mask=tl.where(wanted, fits, False))
 
 
-@triton.jit(
-    do_not_specialize=[
-        "x_ptr", "out_ptr", "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
-        "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
-        "max_tokens", "last", "stride_units", "x_distance", "out_distance", *tail_args(ConvTail),
-    ]
-)  # fmt: skip
+@unspecialised("weight_ptr", "bias_ptr", "state_ptr")
 def _conv_step(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
     mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, tail_x_ptr,

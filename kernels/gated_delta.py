@@ -23,7 +23,7 @@ from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
-from memstate.kernels.kept import launch_step, launched_again
+from memstate.kernels.kept import launch_step, launched_again, unspecialised
 from memstate.kernels.pieces import dot, drawn_for, joined_rows, lane_part, rounded, store_tile, tile_of, vector
 from memstate.kernels.remembered import Checked
 from memstate.kernels.slots import (
@@ -35,7 +35,6 @@ from memstate.kernels.slots import (
     next_place,
     row_slots,
     row_tail,
-    tail_args,
     tail_numbers,
     tail_tensors,
 )
@@ -47,18 +46,6 @@ from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 WIDE = 168  # hardware registers of a thread for fp32 states in one warp: these need 140, and would spill at 128
 DEFAULT = DeltaConfig()
-
-# Arguments that may differ between two calls of one model: the kernel specialises on none of them, nor on the alignment
-# of inputs. Otherwise the bits of a row would depend on where its batch was allocated. If the shape alone gives the
-# alignment, the kernel states it.
-PER_CALL = [
-    "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "out_ptr",
-    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
-    "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
-    "max_tokens", "last", "stride_units", "scale",
-    "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_ptr", "b_ptr", "a_apart", "b_apart",
-    *tail_args(DeltaTail), "scales_ptr", "lengths_ptr", "scales_apart", "seed", "layer", "first_head",
-]  # fmt: skip
 
 
 @triton.jit
@@ -176,7 +163,7 @@ def _with_pending(
     return rounded(s, stored, COUNT, drawn_for(s, chance, length, True, KEY_FASTEST, LANES, RUN, PIECES, APART))
 
 
-@triton.jit(do_not_specialize=PER_CALL)
+@unspecialised("state_ptr")
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,

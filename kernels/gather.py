@@ -9,16 +9,14 @@ from torch import Tensor
 
 from memstate.kernels.blocks import cut, key_sizes, tiles_of
 from memstate.kernels.configs import GatherConfig
+from memstate.kernels.kept import unspecialised
 from memstate.kernels.move_checks import check_gather
 from memstate.kernels.tables import ACCESS_BYTES
 from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy
 
-SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units", "pattern"]
-POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # UNIT says how these pointers are aligned
 
-
-@triton.jit(do_not_specialize=POINTERS + SIZES)
+@unspecialised()  # UNIT says how pointers are aligned
 def _gather_slots(
     plane_ptr, slots_ptr, out_ptr, batch, layers, tiles, last, layer_units, slot_units, block_units, pattern,
     UNIT: tl.constexpr, LANES: tl.constexpr,

@@ -5,13 +5,31 @@ columns of a plan. If every launch passes tensors of the same kind, `KeptLaunch`
 launch again. A decode step does so with `launch_step` for each kind of call that has passed its check.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from memstate.kernels.remembered import Checked
 from memstate.kernels.warps import ALONE, limit
+
+
+def unspecialised(*others: str) -> Callable[[Callable[..., None]], Any]:
+    """Returns a `triton.jit` for a kernel that specialises on its constants and on `others` alone.
+
+    All other arguments may differ between two calls of one model. The kernel specialises not even on the alignment of
+    inputs. Alignment may change the order in which lanes add up a sum, so the bits of a row would depend on where its
+    batch was allocated. If the shape alone gives the alignment, the kernel states it.
+    """
+
+    def of(kernel: Callable[..., None]) -> Any:
+        kinds = {name: each.annotation for name, each in signature(kernel).parameters.items() if name not in others}
+        return triton.jit(kernel, do_not_specialize=[name for name, kind in kinds.items() if kind is not tl.constexpr])
+
+    return of
 
 
 class KeptLaunch:

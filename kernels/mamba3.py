@@ -12,23 +12,14 @@ from torch import Tensor
 
 from memstate.kernels.decode_checks import check_mamba3
 from memstate.kernels.gates import cosine_sine, sigmoid
-from memstate.kernels.kept import launch_step, launched_again
-from memstate.kernels.slots import MARK_ARGS, NO_MARKS, first_mark, known_slot, mark_offset, row_slots, token_start
+from memstate.kernels.kept import launch_step, launched_again, unspecialised
+from memstate.kernels.slots import NO_MARKS, first_mark, known_slot, mark_offset, row_slots, token_start
 from memstate.kernels.tables import Mamba3State, StepMarks
 from memstate.kernels.warps import all_loaded, limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
 WARP_ELEMENTS = 1024  # elements of a head's matrix for each warp: 32 fp32 registers per lane
 TURN = tl.constexpr((6.28318548, -1.74845553e-07))  # 2 pi in fp32, and the rest that fp32 rounds away
-
-# Arguments that may differ between two calls of one model: see `memstate.kernels.selective`.
-PER_CALL = [
-    "x_ptr", "b_ptr", "c_ptr", "dt_ptr", "decay_ptr", "trap_ptr", "rotation_ptr", "z_ptr",
-    "b_bias_ptr", "c_bias_ptr", "d_ptr", "out_ptr", "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", *MARK_ARGS,
-    "max_tokens", "last", "angle_apart", "ssm_apart", "k_apart", "v_apart",
-    "x_distance", "b_distance", "c_distance", "dt_distance", "decay_distance", "trap_distance", "rotation_distance",
-    "z_distance",
-]  # fmt: skip
 
 
 @triton.jit
@@ -72,7 +63,7 @@ def _turned(ptr, bias, cosine, sine, STATE: tl.constexpr):
     return tl.join(even * cosine - odd * sine, even * sine + odd * cosine).reshape(STATE)
 
 
-@triton.jit(do_not_specialize=PER_CALL)
+@unspecialised("angle_ptr", "ssm_ptr", "k_ptr", "v_ptr")
 def _mamba3_step(
     x_ptr, b_ptr, c_ptr, dt_ptr, decay_ptr, trap_ptr, rotation_ptr, z_ptr, b_bias_ptr, c_bias_ptr, d_ptr,
     angle_ptr, ssm_ptr, k_ptr, v_ptr, out_ptr,

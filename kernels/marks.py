@@ -17,6 +17,7 @@ from torch import Tensor
 from memstate.kernels.blocks import taps_are_fastest
 from memstate.kernels.configs import ConvConfig
 from memstate.kernels.conv import load_channel_tap, parts_of
+from memstate.kernels.kept import unspecialised
 from memstate.kernels.move_checks import check_scatter_states
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, StepMarks
@@ -24,8 +25,6 @@ from memstate.kernels.tuned import programs
 
 WARPS = 4
 SIDE = 64  # limit of the rows, and of the columns, of a tile
-COLUMNS = ["count_ptr", "entry_ptr", "offset_ptr", "slot_ptr", "starts_ptr", "read_ptr", "write_ptr", "first_ptr"]
-SIZES = ["batch", "chunk", "pieces", "packed", "layers", "last", "plane_layer", "plane_slot", "conv_layer", "conv_slot"]
 
 
 @triton.jit
@@ -43,7 +42,7 @@ def _mark(mark, entry_ptr, offset_ptr, slot_ptr, starts_ptr, batch, last):
     return entry, offset, tl.where((offset > 0) & (offset <= tokens), slot, 0), start, tokens
 
 
-@triton.jit(do_not_specialize=COLUMNS + SIZES)
+@unspecialised("plane_ptr", "h_ptr", "conv_ptr", "inputs_ptr")
 def _scatter_states(
     plane_ptr, h_ptr, conv_ptr, inputs_ptr,
     count_ptr, entry_ptr, offset_ptr, slot_ptr, starts_ptr, read_ptr, write_ptr, first_ptr,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memstate.kernels.configs import PackConfig
 from memstate.kernels.copy import WORDS, key_sizes
+from memstate.kernels.kept import unspecialised
 from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, RECORD_ALIGNMENT, RecordMap
@@ -24,7 +25,6 @@ from memstate.kernels.warps import limit, roomy
 
 HOST_PROGRAMS = 32  # programs that fill the PCIe 5 link to host memory; more would slow the model
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
-SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def _move_tile(tiles, tile, records_ptr, place, slot, record_units, PACK: tl.con
             tl.store(in_slot + index, tl.load(in_record + index, mask=index < words), mask=index < words)
 
 
-@triton.jit(do_not_specialize=[*SIZES, "slots_ptr", "index_ptr", "places_ptr", "records_ptr"])
+@unspecialised("tiles")
 def _move_records(
     tiles, slots_ptr, index_ptr, places_ptr, records_ptr, n, first, count, registers, capacity, held, record_units,
     PACK: tl.constexpr, UNIT: tl.constexpr, WORD: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.configs import ENTRIES, Int8Config
+from memstate.kernels.kept import unspecialised
 from memstate.kernels.move_checks import check_int8
 from memstate.kernels.pack import due_entries, programs_of
 from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMALLEST_SCALE, ScaledMap
@@ -28,10 +29,6 @@ LEAST = tl.constexpr(SMALLEST_SCALE)
 MOST = tl.constexpr(LARGEST_SCALE)
 ROUND = tl.constexpr(1.5 * 2**23)  # fp32 numbers of this size are whole numbers: adding ROUND rounds half to even
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-SIZES = [
-    "n", "first", "count", "registers", "capacity", "held", "record_units", "value_units", "scale_units", "layer_units",
-]  # fmt: skip
-POINTERS = ["slots_ptr", "index_ptr", "places_ptr", "values_ptr", "scales_ptr"]
 
 
 @triton.jit
@@ -104,7 +101,7 @@ def _convert(
             tl.store(in_slot + start * INNER + at, _rounded(x, in_slot.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *POINTERS])
+@unspecialised("layers")
 def _move_int8(
     layers, slots_ptr, index_ptr, places_ptr, values_ptr, scales_ptr, n, first, count, registers, capacity, held,
     record_units, value_units, scale_units, layer_units,

@@ -11,16 +11,14 @@ from torch import Tensor
 
 from memstate.kernels.blocks import cut, key_sizes, tiles_of
 from memstate.kernels.configs import ScatterConfig
+from memstate.kernels.kept import unspecialised
 from memstate.kernels.move_checks import check_scatter
 from memstate.kernels.tables import ACCESS_BYTES
 from memstate.kernels.tuned import launch_of
 from memstate.kernels.warps import limit, roomy
 
-SIZES = ["entries", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
-POINTERS = ["plane_ptr", "slots_ptr", "batch_ptr"]  # UNIT says how these pointers are aligned
 
-
-@triton.jit(do_not_specialize=POINTERS + SIZES)
+@unspecialised()  # UNIT says how pointers are aligned
 def _scatter_slots(
     plane_ptr, slots_ptr, batch_ptr, entries, layers, tiles, last, layer_units, slot_units, block_units,
     UNIT: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,

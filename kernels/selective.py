@@ -21,7 +21,7 @@ from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.configs import SECTOR_BYTES, SelectiveConfig, state_shares
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
-from memstate.kernels.kept import launch_step, launched_again
+from memstate.kernels.kept import launch_step, launched_again, unspecialised
 from memstate.kernels.pieces import dot, drawn_for, rounded, store_tile, tile_of, vector
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -32,7 +32,6 @@ from memstate.kernels.slots import (
     next_place,
     row_slots,
     row_tail,
-    tail_args,
     tail_numbers,
     tail_tensors,
 )
@@ -42,18 +41,6 @@ from memstate.kernels.tuned import config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton version
-
-# Arguments that may differ between two calls of one model: the kernel specialises on none of them, nor on the alignment
-# of inputs. Alignment may change the order in which lanes add up a sum, so the bits of a row would depend on where its
-# batch was allocated. If the shape alone gives the alignment, the kernel states it, see `_of_head`.
-PER_CALL = [
-    "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
-    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
-    "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
-    "max_tokens", "last", "stride_units",
-    "x_distance", "dt_distance", "b_distance", "c_distance", "z_distance",
-    *tail_args(SelectiveTail), "scales_ptr", "lengths_ptr", "scales_apart", "seed", "layer", "first_head",
-]  # fmt: skip
 
 
 @triton.jit
@@ -86,7 +73,7 @@ def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
     return advanced
 
 
-@triton.jit(do_not_specialize=PER_CALL)
+@unspecialised("state_ptr")
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,

@@ -11,28 +11,19 @@ from memstate.kernels.tables import Cursor, StepMarks, Tail
 NEVER = tl.constexpr(2**31 - 1)  # more tokens than any step has
 MARK_BLOCK = tl.constexpr(128)
 NO_MARKS = (None,) * len(StepMarks._fields)  # arguments of a launch without marks
-TREE = ("tail_rows", "ring", "nodes")  # sizes of rings and trees
-MARK_ARGS = tuple(f"mark_{name}_ptr" for name in StepMarks._fields)
-
-
-def tail_args(kind: type[Tail]) -> tuple[str, ...]:
-    """Returns the names of a kernel's arguments for a tail, its cursor and a tree: tensors, then numbers."""
-    rings = [f"tail_{name}" for name in kind._fields]
-    cursor = (f"cursor_{name}_ptr" for name in Cursor._fields)
-    return *(f"{ring}_ptr" for ring in rings), *cursor, "parents_ptr", *(f"{ring}_apart" for ring in rings), *TREE
 
 
 def tail_tensors(kind: type[Tail], tail: Tail | None, cursor: Cursor | None, parents: Tensor | None) -> tuple[Any, ...]:
-    """Returns the tensors of `tail_args` in a launch."""
+    """Returns the tensors of a launch for a tail, its cursor and a tree."""
     if tail is None or cursor is None:
         return (None,) * (len(kind._fields) + len(Cursor._fields) + 1)
     return *tail, *cursor, parents
 
 
 def tail_numbers(kind: type[Tail], tail: Tail | None, parents: Tensor | None) -> tuple[int | None, ...]:
-    """Returns the numbers of `tail_args` in a launch."""
+    """Returns the numbers of a launch for a tail and a tree: strides, and sizes of rings and trees."""
     if tail is None:
-        return (None,) * (len(kind._fields) + len(TREE))
+        return (None,) * (len(kind._fields) + 3)
     apart = (None if ring is None else ring.stride(0) for ring in tail)
     return *apart, *tail[0].shape[:2], None if parents is None else parents.shape[1]
 

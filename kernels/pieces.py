@@ -218,9 +218,9 @@ def store_tile(
         s, scale = whole(s, drawn, ptr.dtype.element_ty, PIECES * RUN)
     for which in tl.static_range(len(slots)):
         slot = slots[which]
-        if scales_ptr is not None:
-            tl.store(scales_ptr + slot * scales_apart, scale, mask=tl.where(slot > 0, inside, False))
         if slot > 0:
+            if scales_ptr is not None:
+                tl.store(scales_ptr + slot * scales_apart, scale, mask=inside)
             for piece in tl.static_range(PIECES):
                 mask = (index + piece * PIECE_STEP < SIZE)[:, None] & inside[None, :]
                 part = ()

@@ -24,7 +24,7 @@ from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.kept import launch_step, launched_again, unspecialised
-from memstate.kernels.pieces import dot, drawn_for, joined_rows, lane_part, rounded, store_tile, tile_of, vector
+from memstate.kernels.pieces import dot, drawn_for, joined, lane_part, rounded, store_row, store_tile, tile_of, vector
 from memstate.kernels.remembered import Checked
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -70,7 +70,7 @@ def _values(
         if not KEY_FASTEST:
             at = at + tl.zeros([LANES, 1], tl.int32)
         parts += (tl.load(ptr + at, mask=_below(at, VALUE, BLOCK_V), other=0.0).to(tl.float32),)
-    block = joined_rows(parts, BLOCK_V // FEW)
+    block = joined(parts, BLOCK_V // FEW)
     return block.reshape(1, BLOCK_V) if KEY_FASTEST else block
 
 
@@ -190,7 +190,6 @@ def _gated_delta_step(
     PIECE_STEP: tl.constexpr = LANES * RUN if KEY_FASTEST else 1  # keys from one piece to the next
     KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUE
     VALUE_STRIDE: tl.constexpr = KEY if KEY_FASTEST else 1
-    WIDTH: tl.constexpr = min(16, UNIT * out_ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that a lane stores
 
     real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
 
@@ -307,18 +306,10 @@ def _gated_delta_step(
         if NORMALIZE:
             o = o * _inverse_norm(q, s[0], COUNT)
         o = (o * scale).to(out_ptr.dtype.element_ty)
-        out_at = out_ptr + (token * HEADS + head) * VALUE
         of_token = in_value
         if parents_ptr is not None:
             of_token = tl.where((t == target) & (t < count), in_value, False)
-        if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
-            tl.store(out_at + value, o, mask=of_token)
-        else:
-            # Only lanes with key 0 store. Each stores its own values, so lanes exchange nothing.
-            out_at = tl.multiple_of(out_at, WIDTH)
-            first = (tl.arange(0, LANES) == 0)[:, None] & of_token[None, :]
-            whole = tl.broadcast_to(o[None, :], (LANES, BLOCK_V))
-            tl.store(out_at + value[None, :] + tl.zeros([LANES, 1], tl.int32), whole, mask=first)
+        store_row(out_ptr, (token * HEADS + head) * VALUE, value, o, of_token, VALUE, KEY_FASTEST, LANES, UNIT)
         if cursor_row_ptr is not None:
             keeps = (memory > 0) & (pending + t >= store)
             if parents_ptr is not None:

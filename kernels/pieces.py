@@ -137,7 +137,7 @@ def _rows_of(block, COUNT: tl.constexpr):
 
 
 @triton.jit
-def joined_rows(rows, COUNT: tl.constexpr):
+def joined(rows, COUNT: tl.constexpr):
     """Returns the block `lane*COUNT value` that has these rows: the inverse of `_rows_of`."""
     block = together(rows, COUNT)
     if COUNT > 1:
@@ -226,8 +226,24 @@ def store_tile(
                 part = ()
                 for row in tl.static_range(RUN):
                     part += (s[piece * RUN + row],)
-                block = joined_rows(part, RUN).to(ptr.dtype.element_ty)
+                block = joined(part, RUN).to(ptr.dtype.element_ty)
                 tl.store(ptr + slot * apart + piece * (PIECE_STEP * STRIDE), block, mask=mask)
+
+
+@triton.jit
+def store_row(
+    ptr, first, at, row, mask, SIZE: tl.constexpr, SUM_FASTEST: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr
+):  # fmt: skip
+    """Stores a result of sums, SIZE elements from `first` on: those at `at`. Slots begin at multiples of UNIT."""
+    if SUM_FASTEST or SIZE * ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
+        tl.store(ptr + (first + at), row, mask=mask)
+    else:
+        # Only the first lane stores, of those that have the same elements. So lanes exchange nothing.
+        WIDTH: tl.constexpr = min(16, UNIT * ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that it stores
+        lane = tl.arange(0, LANES)[:, None]
+        same = tl.broadcast_to(row[None, :], (LANES, row.shape[0]))
+        start = tl.multiple_of(ptr + first, WIDTH)
+        tl.store(start + at[None, :] + tl.zeros_like(lane), same, mask=(lane == 0) & mask[None, :])
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from memstate.kernels.configs import SECTOR_BYTES, SelectiveConfig, state_shares
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
 from memstate.kernels.kept import launch_step, launched_again, unspecialised
-from memstate.kernels.pieces import dot, drawn_for, rounded, store_tile, tile_of, vector
+from memstate.kernels.pieces import dot, drawn_for, rounded, store_row, store_tile, tile_of, vector
 from memstate.kernels.slots import (
     NO_MARKS,
     copy_token,
@@ -100,7 +100,6 @@ def _selective_step(
     PIECE_STEP: tl.constexpr = ROWS if STATE_FASTEST else 1  # states from one piece to the next
     STATE_STRIDE: tl.constexpr = 1 if STATE_FASTEST else DIM
     DIM_STRIDE: tl.constexpr = STATE if STATE_FASTEST else 1
-    WIDTH: tl.constexpr = min(16, UNIT * out_ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that a lane stores
 
     real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
 
@@ -209,14 +208,7 @@ def _selective_step(
         of_token = in_dim
         if parents_ptr is not None:
             of_token = tl.where(t == target, in_dim, False)
-        if STATE_FASTEST or DIM * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
-            tl.store(out_ptr + token * (HEADS * DIM) + channel, y, mask=of_token)
-        else:
-            # Only lanes with state 0 store. Each stores its own dims, so lanes exchange nothing.
-            out_at = tl.multiple_of(out_ptr + (token * (HEADS * DIM) + head * DIM), WIDTH)
-            of_first = (index == 0)[:, None] & of_token[None, :]
-            whole = tl.broadcast_to(y[None, :], (ROWS, BLOCK_D))
-            tl.store(out_at + dim[None, :] + tl.zeros_like(index)[:, None], whole, mask=of_first)
+        store_row(out_ptr, token * (HEADS * DIM), channel, y, of_token, DIM, STATE_FASTEST, ROWS, UNIT)
         if cursor_row_ptr is not None:
             keeps = (memory > 0) & (pending + t >= store)
             if parents_ptr is not None:
@@ -307,15 +299,8 @@ def selective_step(
     *_, tied, itemsize = static = key_sizes(state, dt.dim() == 3)
     config = config_of(SelectiveConfig, state.device, *static)
     grid, (dim_fastest, block_d, block_n, warps) = tiling(state, static, config)
-    lanes, run = state_shares(
-        dim_fastest,
-        4 if scales is not None and dim_fastest else itemsize,
-        math.gcd(unit, states),
-        block_d,
-        block_n,
-        warps,
-        warp_threads(),
-    )
+    size = 4 if scales is not None and dim_fastest else itemsize
+    lanes, run = state_shares(dim_fastest, size, math.gcd(unit, states), block_d, block_n, warps, warp_threads())
     numbers = (
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, *checked.found,
         *tail_numbers(SelectiveTail, tail, parents), None if scales is None else scales.stride(0), seed, layer,

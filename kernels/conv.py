@@ -12,24 +12,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from memstate.kernels import slots
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.configs import ConvConfig
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.kept import launch_step, launched_again, unspecialised
 from memstate.kernels.pieces import apart, together
 from memstate.kernels.remembered import Checked
-from memstate.kernels.slots import (
-    NO_MARKS,
-    first_mark,
-    known_slot,
-    mark_offset,
-    next_place,
-    row_slots,
-    row_tail,
-    tail_numbers,
-    tail_tensors,
-    token_start,
-)
 from memstate.kernels.tables import ConvTail, Cursor, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import config_of
@@ -120,11 +109,13 @@ def _conv_step(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
 
-    real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
+    real, read, write, snapshot, count = slots.row_slots(
+        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last
+    )
 
     if mark_count_ptr is not None:
-        mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
-        offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+        mark = slots.first_mark(mark_count_ptr, mark_entry_ptr, row)
+        offset = slots.mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -135,7 +126,7 @@ def _conv_step(
     live_ptr = state_ptr + write * slot_stride
     copy_ptr = state_ptr + snapshot * slot_stride
     if cursor_row_ptr is not None:
-        memory, place, pending, store = row_tail(
+        memory, place, pending, store = slots.row_tail(
             cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
         )
         pending = tl.where(real, pending, 0)
@@ -163,10 +154,10 @@ def _conv_step(
                 _store(live_ptr, new, real, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
                 _store(copy_ptr, new, snapshot > 0, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
             if at < pending:
-                x = tl.load(token_start(kept_ptr, place, CHANNELS, CHANNELS) + channel, mask=inside, other=0.0)
+                x = tl.load(slots.token_start(kept_ptr, place, CHANNELS, CHANNELS) + channel, mask=inside, other=0.0)
                 window = window[1:]
                 window += (x.to(stored).to(held),)
-                place = next_place(place, ring)
+                place = slots.next_place(place, ring)
 
     visits = count
     if parents_ptr is not None:
@@ -179,7 +170,7 @@ def _conv_step(
             t = next_node(tree, last_node, target, nodes)
             of_token = tl.where(t == target, inside, False)
         token = row * max_tokens + t
-        x = tl.load(token_start(x_ptr, token, x_distance, CHANNELS) + channel, mask=inside, other=0.0)
+        x = tl.load(slots.token_start(x_ptr, token, x_distance, CHANNELS) + channel, mask=inside, other=0.0)
         window += (x.to(held),)
         # Load the weights again for each token: held across tokens, they would fill most hardware registers and spill.
         weights = load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
@@ -188,32 +179,32 @@ def _conv_step(
             y = tl.fma(weights[tap].to(tl.float32), window[tap].to(tl.float32), y)
         if SILU:
             y = y / (1 + tl.exp(-y))
-        out_at = token_start(out_ptr, token, out_distance, CHANNELS) + channel
+        out_at = slots.token_start(out_ptr, token, out_distance, CHANNELS) + channel
         tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=of_token)
         window = window[1:]
         if cursor_row_ptr is not None:
             if parents_ptr is not None:
                 place = (first_place + t) % ring
             wanted = tl.where((memory > 0) & (pending + t >= store), of_token, False)
-            tl.store(token_start(kept_ptr, place, CHANNELS, CHANNELS) + channel, x, mask=wanted)
+            tl.store(slots.token_start(kept_ptr, place, CHANNELS, CHANNELS) + channel, x, mask=wanted)
             window = window[: OLD - 1]
             window += (x.to(stored).to(held),)
-            place = next_place(place, ring)
+            place = slots.next_place(place, ring)
         if parents_ptr is not None:
             last_node, target, back = behind(tree, t, target, count, nodes)
             window = either(start, window, back, OLD)
         if mark_count_ptr is not None:
             while offset <= t + 1:
-                kept = known_slot(tl.load(mark_slot_ptr + mark), last)
+                kept = slots.known_slot(tl.load(mark_slot_ptr + mark), last)
                 new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
                 marked = (offset == t + 1) & (kept > 0)
                 at_ptr = state_ptr + kept * slot_stride
                 _store(at_ptr, new, marked, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
                 mark += 1
-                offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+                offset = slots.mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
-        out_at = token_start(out_ptr, row * max_tokens + t, out_distance, CHANNELS) + channel
+        out_at = slots.token_start(out_ptr, row * max_tokens + t, out_distance, CHANNELS) + channel
         tl.store(out_at, 0.0, mask=inside)
 
     if cursor_row_ptr is not None:
@@ -261,8 +252,8 @@ def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], form: st
     if batch == 0:
         return result
     tensors = (
-        x, weight, bias, state, result, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        *tail_tensors(ConvTail, tail, cursor, parents),
+        x, weight, bias, state, result, read, write, snapshot, tokens, *(marks or slots.NO_MARKS),
+        *slots.tail_tensors(ConvTail, tail, cursor, parents),
     )  # fmt: skip
     if launched_again(checked, tensors, form):
         return result
@@ -271,7 +262,8 @@ def launched(checked: Checked[tuple[int, int]], given: tuple[Any, ...], form: st
     config = config_of(ConvConfig, state.device, *static)
     grid, (block, lane) = tiling(state, static, config, warp_threads())
     numbers = (
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit, *checked.found, *tail_numbers(ConvTail, tail, parents)
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit, *checked.found,
+        *slots.tail_numbers(ConvTail, tail, parents),
     )  # fmt: skip
     constants = {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "UNIT": unit, "SILU": activation == "silu",

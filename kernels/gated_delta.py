@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
+from memstate.kernels import slots
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.configs import DeltaConfig, shares
 from memstate.kernels.decode_checks import check_gated_delta
@@ -26,18 +27,6 @@ from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.kept import launch_step, launched_again, unspecialised
 from memstate.kernels.pieces import dot, drawn_for, joined, lane_part, rounded, store_row, store_tile, tile_of, vector
 from memstate.kernels.remembered import Checked
-from memstate.kernels.slots import (
-    NO_MARKS,
-    copy_token,
-    first_mark,
-    known_slot,
-    mark_offset,
-    next_place,
-    row_slots,
-    row_tail,
-    tail_numbers,
-    tail_tensors,
-)
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, StepMarks
 from memstate.kernels.trees import behind, next_node, walk_length
 from memstate.kernels.tuned import config_of
@@ -191,11 +180,13 @@ def _gated_delta_step(
     KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUE
     VALUE_STRIDE: tl.constexpr = KEY if KEY_FASTEST else 1
 
-    real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
+    real, read, write, snapshot, count = slots.row_slots(
+        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last
+    )
 
     if mark_count_ptr is not None:
-        mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
-        offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+        mark = slots.first_mark(mark_count_ptr, mark_entry_ptr, row)
+        offset = slots.mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -219,7 +210,7 @@ def _gated_delta_step(
     COUNT: tl.constexpr = PIECES * RUN
     stored: tl.constexpr = state_ptr.dtype.element_ty
     if cursor_row_ptr is not None:
-        memory, place, pending, store = row_tail(
+        memory, place, pending, store = slots.row_tail(
             cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
         )
         pending = tl.where(real, pending, 0)
@@ -242,7 +233,7 @@ def _gated_delta_step(
                         HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE,
                         stored, APART,
                     )  # fmt: skip
-                    place = next_place(place, ring)
+                    place = slots.next_place(place, ring)
 
     visits, depth = count, 0
     if cursor_row_ptr is not None:
@@ -316,14 +307,14 @@ def _gated_delta_step(
                 place = (first_place + pending + t) % ring
                 keeps = keeps & (t == target) & (t < count)
             if keeps:
-                copy_token(ring_v + place * (HEADS * VALUE), v_at, value, VALUE)
+                slots.copy_token(ring_v + place * (HEADS * VALUE), v_at, value, VALUE)
                 if tl.program_id(0) == 0:
                     channel = tl.arange(0, BLOCK_K)
                     if head % (HEADS // KEY_HEADS) == 0:
-                        copy_token(ring_k + place * (KEY_HEADS * KEY), k_at, channel, KEY)
+                        slots.copy_token(ring_k + place * (KEY_HEADS * KEY), k_at, channel, KEY)
                         if a_ptr is not None:
-                            copy_token(ring_a + place * (KEY_HEADS * KEY), a_at, channel, KEY)
-                            copy_token(ring_b + place * (KEY_HEADS * KEY), b_at, channel, KEY)
+                            slots.copy_token(ring_a + place * (KEY_HEADS * KEY), a_at, channel, KEY)
+                            slots.copy_token(ring_b + place * (KEY_HEADS * KEY), b_at, channel, KEY)
                     if a_ptr is None:
                         tl.store(ring_beta + place * HEADS, beta)
                     gate_at = ring_gate + place * (HEADS * KEY if PER_KEY else HEADS)
@@ -337,7 +328,7 @@ def _gated_delta_step(
                         tl.store(gate_at + channel, gate, mask=in_key)
                     else:
                         tl.store(gate_at, gates[0])  # type: ignore[misc]  # bound above unless PER_KEY
-            place = next_place(place, ring)
+            place = slots.next_place(place, ring)
         if EACH:
             depth += 1
             drawn = drawn_for(s, chance, length + depth, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
@@ -354,14 +345,14 @@ def _gated_delta_step(
                 s = tile_of(plane, before, KEY, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
-                kept = tl.where(offset == t + 1, known_slot(tl.load(mark_slot_ptr + mark), last), 0)
+                kept = tl.where(offset == t + 1, slots.known_slot(tl.load(mark_slot_ptr + mark), last), 0)
                 # What to store depends on `kept`: otherwise the compiler would round the state of every token.
                 kept_s = (tl.where(kept > 0, s[0], 0.0),)
                 kept_s += s[1:]
                 at_mark = drawn_for(kept_s, once, length + offset, True, KEY_FASTEST, LANES, RUN, PIECES, APART)
                 store_tile(plane, (kept,), kept_s, at_mark, KEY, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 mark += 1
-                offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+                offset = slots.mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
         out_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
@@ -446,8 +437,8 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], f
         return result
     parents = parents if max_tokens else None
     tensors = (
-        q, k, v, decay, beta, a_log, dt_bias, state, result, read, write, snapshot, tokens, *(marks or NO_MARKS), a, b,
-        *tail_tensors(DeltaTail, tail, cursor, parents), scales, lengths,
+        q, k, v, decay, beta, a_log, dt_bias, state, result, read, write, snapshot, tokens,
+        *(marks or slots.NO_MARKS), a, b, *slots.tail_tensors(DeltaTail, tail, cursor, parents), scales, lengths,
     )  # fmt: skip
     if launched_again(checked, tensors, form):
         return result
@@ -457,8 +448,8 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], f
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps, warp_threads())
     numbers = (
         max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), state.stride(0) // unit,
-        *checked.found, *tail_numbers(DeltaTail, tail, parents), None if scales is None else scales.stride(0), seed,
-        layer, first_head,
+        *checked.found, *slots.tail_numbers(DeltaTail, tail, parents), None if scales is None else scales.stride(0),
+        seed, layer, first_head,
     )  # fmt: skip
     constants = {
         "HEADS": heads, "KEY_HEADS": q.shape[2], "KEY": keys, "VALUE": values, "PER_KEY": decay.dim() == 4,

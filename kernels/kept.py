@@ -1,4 +1,4 @@
-"""Launches a kernel again without Triton's handling of its arguments. Knows no kernel.
+"""Says what a kernel specialises on, and launches it again without Triton's handling of its arguments. Knows no kernel.
 
 `kernel[grid](..)` inspects each argument to choose the compiled kernel, which takes tens of microseconds for the many
 columns of a plan. If every launch passes tensors of the same kind, `KeptLaunch` calls the compiled kernel of the first

@@ -1,4 +1,4 @@
-"""Cuts a tile of a recurrent state into pieces that say which elements a lane has. Knows no op.
+"""Moves tiles of a recurrent state, cut into pieces that say which elements a lane has. Knows no op.
 
 A tile is `sum dim`: sums go over its first axis. If that axis is the fastest in memory, a lane has RUN neighbouring
 elements of each piece. If the other axis is the fastest, a lane has PIECES neighbouring elements, one of each piece. So

@@ -17,24 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memstate.kernels import slots
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.configs import SECTOR_BYTES, SelectiveConfig, state_shares
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
 from memstate.kernels.kept import launch_step, launched_again, unspecialised
 from memstate.kernels.pieces import dot, drawn_for, rounded, store_row, store_tile, tile_of, vector
-from memstate.kernels.slots import (
-    NO_MARKS,
-    copy_token,
-    first_mark,
-    known_slot,
-    mark_offset,
-    next_place,
-    row_slots,
-    row_tail,
-    tail_numbers,
-    tail_tensors,
-)
 from memstate.kernels.tables import Cursor, SelectiveTail, StepMarks
 from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import config_of
@@ -101,11 +90,13 @@ def _selective_step(
     STATE_STRIDE: tl.constexpr = 1 if STATE_FASTEST else DIM
     DIM_STRIDE: tl.constexpr = STATE if STATE_FASTEST else 1
 
-    real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
+    real, read, write, snapshot, count = slots.row_slots(
+        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last
+    )
 
     if mark_count_ptr is not None:
-        mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
-        offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+        mark = slots.first_mark(mark_count_ptr, mark_entry_ptr, row)
+        offset = slots.mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -146,7 +137,7 @@ def _selective_step(
         z_at = z_ptr + first * z_distance
     shared = head // (HEADS // GROUPS) * STATE
     if cursor_row_ptr is not None:
-        memory, place, pending, store = row_tail(
+        memory, place, pending, store = slots.row_tail(
             cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
         )
         pending = tl.where(real, pending, 0)
@@ -166,7 +157,7 @@ def _selective_step(
                 s = _advanced(s, x, b, dt, a, PIECES, TIED)
                 drawn = drawn_for(s, chance, length + entry + 1, True, STATE_FASTEST, ROWS, 1, PIECES)
                 s = rounded(s, stored, PIECES, drawn)
-                place = next_place(place, ring)
+                place = slots.next_place(place, ring)
 
     visits, depth = count, 0
     if cursor_row_ptr is not None:
@@ -215,14 +206,16 @@ def _selective_step(
                 place = (first_place + t) % ring
                 keeps = keeps & (t == target)
             if keeps:
-                copy_token(kept_x + place * (HEADS * DIM) + head * DIM, x_at + head * DIM, dim, DIM)
+                slots.copy_token(kept_x + place * (HEADS * DIM) + head * DIM, x_at + head * DIM, dim, DIM)
                 if tl.program_id(0) == 0 and head % (HEADS // GROUPS) == 0:
-                    copy_token(kept_b + place * (GROUPS * STATE) + shared, b_at + shared, tl.arange(0, BLOCK_N), STATE)
+                    slots.copy_token(
+                        kept_b + place * (GROUPS * STATE) + shared, b_at + shared, tl.arange(0, BLOCK_N), STATE
+                    )
                 if not TIED:
                     tl.store(kept_dt + place * OWN + channel, dt, mask=in_dim)
                 elif tl.program_id(0) == 0:
                     tl.store(kept_dt + place * OWN + head, dt)
-            place = next_place(place, ring)
+            place = slots.next_place(place, ring)
         if EACH:
             depth += 1
             drawn = drawn_for(s, chance, length + depth, True, STATE_FASTEST, ROWS, 1, PIECES)
@@ -235,12 +228,12 @@ def _selective_step(
             depth = tl.where(back, pending, depth)
         if mark_count_ptr is not None:
             while offset <= t + 1:
-                kept = known_slot(tl.load(mark_slot_ptr + mark), last)
+                kept = slots.known_slot(tl.load(mark_slot_ptr + mark), last)
                 marked = tl.where(offset == t + 1, kept, 0)
                 of_mark = drawn_for(s, at_store, length + offset, True, STATE_FASTEST, ROWS, 1, PIECES)
                 store_tile(plane, (marked,), s, of_mark, STATE, PIECE_STEP, STATE_STRIDE, 1, PIECES)
                 mark += 1
-                offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+                offset = slots.mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
         tl.store(out_ptr + (row * max_tokens + t).to(tl.int64) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
@@ -289,8 +282,8 @@ def selective_step(
     if batch == 0:
         return out
     tensors = (
-        x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        *tail_tensors(SelectiveTail, tail, cursor, parents), scales, lengths,
+        x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or slots.NO_MARKS),
+        *slots.tail_tensors(SelectiveTail, tail, cursor, parents), scales, lengths,
     )  # fmt: skip
     if launched_again(checked, tensors):
         return out
@@ -303,7 +296,7 @@ def selective_step(
     lanes, run = state_shares(dim_fastest, size, math.gcd(unit, states), block_d, block_n, warps, warp_threads())
     numbers = (
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, *checked.found,
-        *tail_numbers(SelectiveTail, tail, parents), None if scales is None else scales.stride(0), seed, layer,
+        *slots.tail_numbers(SelectiveTail, tail, parents), None if scales is None else scales.stride(0), seed, layer,
         first_head,
     )  # fmt: skip
     constants = {

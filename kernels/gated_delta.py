@@ -137,10 +137,7 @@ def _with_pending(
     """
     COUNT: tl.constexpr = PIECES * RUN
     k = vector(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
-    v_at = v_ptr + place * (HEADS * VALUE)
-    if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-        v_at = tl.multiple_of(v_at, 16)
-    v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
+    v = _values(slots.token_start(v_ptr, place, HEADS * VALUE, VALUE), VALUE, BLOCK_V, KEY_FASTEST, LANES)
     gate_at = gate_ptr + place * (HEADS * KEY if PER_KEY else HEADS)
     gates = vector(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART) if PER_KEY else (tl.load(gate_at),)
     if a_ptr is None:
@@ -263,9 +260,7 @@ def _gated_delta_step(
         k_at = k_ptr + (token * k_apart + key_head * KEY)
         k = vector(k_at, KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
         q = vector(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES, APART)
-        v_at = v_ptr + (token * v_apart + head * VALUE)
-        if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-            v_at = tl.multiple_of(v_at, 16)  # `check_tokens` requires this
+        v_at = slots.token_start(v_ptr + head * VALUE, token, v_apart, VALUE)
         v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
         if beta_ptr is not None:
             beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)

@@ -33,15 +33,6 @@ OPTIONS = {"enable_fp_fusion": False}  # rounding must not depend on the Triton 
 
 
 @triton.jit
-def _of_head(at, offset, WIDTH: tl.constexpr):
-    """Returns the pointer to a head in a token, 16-byte aligned if WIDTH elements are a multiple of 16 bytes."""
-    at = at + offset
-    if WIDTH * at.dtype.element_ty.primitive_bitwidth % 128 == 0:
-        at = tl.multiple_of(at, 16)
-    return at
-
-
-@triton.jit
 def _own(ptr, head, dim, in_dim, DIM: tl.constexpr, TIED: tl.constexpr):
     """Returns dt, d or dt_bias of a head in fp32: one value if TIED, otherwise one for each channel."""
     own = tl.load(ptr + head) if TIED else tl.load(ptr + (head * DIM + dim), mask=in_dim, other=0.0)
@@ -135,7 +126,7 @@ def _selective_step(
     dt_at = dt_ptr + first * dt_distance
     if z_ptr is not None:
         z_at = z_ptr + first * z_distance
-    shared = head // (HEADS // GROUPS) * STATE
+    group = head // (HEADS // GROUPS)
     if cursor_row_ptr is not None:
         memory, place, pending, store = slots.row_tail(
             cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
@@ -149,9 +140,9 @@ def _selective_step(
             if entry == store:
                 store_tile(plane, (write, snapshot), s, None, STATE, PIECE_STEP, STATE_STRIDE, 1, PIECES)
             if entry < pending:
-                x_place = _of_head(kept_x + place * (HEADS * DIM), head * DIM, DIM)
+                x_place = slots.token_start(kept_x + place * (HEADS * DIM), head, DIM, DIM)
                 x = tl.load(x_place + dim, mask=in_dim, other=0.0).to(tl.float32)
-                b_place = _of_head(kept_b + place * (GROUPS * STATE), shared, STATE)
+                b_place = slots.token_start(kept_b + place * (GROUPS * STATE), group, STATE, STATE)
                 b = vector(b_place, STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
                 dt = _own(kept_dt + place * OWN, head, dim, in_dim, DIM, TIED)
                 s = _advanced(s, x, b, dt, a, PIECES, TIED)
@@ -175,9 +166,11 @@ def _selective_step(
             dt_at = dt_ptr + (first + t) * dt_distance
             if z_ptr is not None:
                 z_at = z_ptr + (first + t) * z_distance
-        x = tl.load(_of_head(x_at, head * DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
-        b = vector(_of_head(b_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
-        c = vector(_of_head(c_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
+        x = tl.load(slots.token_start(x_at, head, DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
+        b_of_group = slots.token_start(b_at, group, STATE, STATE)
+        c_of_group = slots.token_start(c_at, group, STATE, STATE)
+        b = vector(b_of_group, STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
+        c = vector(c_of_group, STATE, STATE_FASTEST, LANES, RUN, PIECES, JOINED=True)
         dt = _own(dt_at, head, dim, in_dim, DIM, TIED)
         c_at += c_distance
         dt_at += dt_distance
@@ -191,7 +184,7 @@ def _selective_step(
         if d_ptr is not None:
             y = tl.fma(x, d, y)
         if z_ptr is not None:
-            z = tl.load(_of_head(z_at, head * DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
+            z = tl.load(slots.token_start(z_at, head, DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
             z_at += z_distance
             y = y * (z / (1 + tl.exp(-z)))
         token = (row * max_tokens + t).to(tl.int64)
@@ -208,9 +201,8 @@ def _selective_step(
             if keeps:
                 slots.copy_token(kept_x + place * (HEADS * DIM) + head * DIM, x_at + head * DIM, dim, DIM)
                 if tl.program_id(0) == 0 and head % (HEADS // GROUPS) == 0:
-                    slots.copy_token(
-                        kept_b + place * (GROUPS * STATE) + shared, b_at + shared, tl.arange(0, BLOCK_N), STATE
-                    )
+                    kept_at = kept_b + place * (GROUPS * STATE) + group * STATE
+                    slots.copy_token(kept_at, b_at + group * STATE, tl.arange(0, BLOCK_N), STATE)
                 if not TIED:
                     tl.store(kept_dt + place * OWN + channel, dt, mask=in_dim)
                 elif tl.program_id(0) == 0:

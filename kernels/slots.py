@@ -98,7 +98,7 @@ def mark_offset(mark, count_ptr, entry_ptr, offset_ptr, row):
 
 @triton.jit
 def token_start(ptr, token, distance, WIDTH: tl.constexpr):
-    """Returns the pointer to the elements of a token, in a tensor whose tokens are `distance` elements apart.
+    """Returns the pointer to the elements of a token or head, in memory whose tokens or heads are `distance` apart.
 
     Tokens of a multiple of 16 bytes begin on 16-byte boundaries: `check_tokens` makes sure of it. Only the shape
     decides, never an address, because bits must not depend on where a batch lies.

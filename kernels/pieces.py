@@ -196,6 +196,7 @@ def tile_of(
     """
     ptr, apart, scales_ptr, scales_apart, index, inside = plane
     tile = ()
+    # `where` instead of `&`: the interpreter of Triton 3.9 takes no `&` of a block and a scalar as a mask
     for piece in tl.static_range(PIECES):
         mask = tl.where(slot > 0, (index + piece * PIECE_STEP < SIZE)[:, None] & inside[None, :], False)
         tile += _load(ptr + slot * apart + piece * (PIECE_STEP * STRIDE), mask, SUM_FASTEST, RUN, EARLY)

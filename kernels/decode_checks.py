@@ -36,8 +36,7 @@ from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, M
 
 Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # field of a tail -> (shape, dtype) of one token in its ring
 ACTIVATIONS = ("silu", None)
-CONV_DEFAULTS = ("silu", *[None] * 5)  # of arguments that a call of `conv_step` may leave out
-DELTA_DEFAULTS = (*[None] * 5, False, False, *[None] * 8, 0, 0)
+DELTA_DEFAULTS = (*[None] * 5, False, False, *[None] * 8, 0, 0)  # of what a call of `gated_delta_step` may leave out
 LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # tokens of a batch, padding included: kernels count them in 32 bits
 MOST_PROGRAMS = 65535  # programs along the second and the third axis of a grid: heads and rows
@@ -593,13 +592,27 @@ def check_conv_delta(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> tuple[Any
     Returns:
         All arguments of both steps, in order, and the results of their checks.
     """
-    conv, delta = conv + CONV_DEFAULTS[len(conv) - 8 :], delta + DELTA_DEFAULTS[len(delta) - 10 :]
+    if not (isinstance(conv, tuple) and isinstance(delta, tuple) and 10 <= len(conv) <= 14 and 10 <= len(delta) <= 27):
+        raise ValueError(
+            "conv, delta: expected two tuples: the arguments of conv_step in order, `out` too, and those of "
+            "gated_delta_step"
+        )
+    conv, delta = conv + (None,) * (14 - len(conv)), delta + DELTA_DEFAULTS[len(delta) - 10 :]
+    out, columns = conv[9], (*conv[4:8], *(conv[10] or ()))
     checked = check_conv(*conv), check_gated_delta(*delta)
-    if not all(map(is_, (*conv[4:8], conv[10]), (*delta[6:10], delta[12]))):
+    its = (*delta[6:10], *(delta[12] or ()))
+    if len(columns) != len(its) or not all(map(is_, columns, its)):
         raise ValueError("read, write, snapshot, tokens, marks: expected the same tensors in both steps")
-    for name, plane in (("state", delta[5]), ("scales", delta[17])):
+    for name, plane in (("state", delta[5]), ("scales", delta[22])):
         if plane is not None:
             slots = blocks_of(plane, 1)
             _check_planes_apart("state of conv_step", blocks_of(conv[3], 1), f"{name} of gated_delta_step", slots)
-            check_apart(name, slots, {"out": conv[9], "tail.x": conv[11] and conv[11].x})
+            check_apart(name, slots, {"out": out, "tail.x": conv[11] and conv[11].x})
+    if out is None or delta[2].shape[:2] != out.shape[:2] or not all(_within(each, out) for each in delta[:3]):
+        raise ValueError("q, k, v: expected slices of `out` of conv_step, which the step computes")
     return conv, delta, *checked
+
+
+def _within(part: Tensor, whole: Tensor) -> bool:
+    mine, its = tokens_of(part), tokens_of(whole)
+    return its.start <= mine.start and mine.end() <= its.end()

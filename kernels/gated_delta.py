@@ -441,6 +441,7 @@ def launched(checked: Checked[tuple[int | None, ...]], given: tuple[Any, ...], f
     config = config_of(DeltaConfig, state.device, *static, rows=batch)
     grid, (unit, block_k, block_v, warps) = tiling(state, static, config)
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps, warp_threads())
+    warps = min(warps, max(1, lanes * block_v // warp_threads()))  # two warps with the same elements would race
     numbers = (
         max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), state.stride(0) // unit,
         *checked.found, *slots.tail_numbers(DeltaTail, tail, parents), None if scales is None else scales.stride(0),

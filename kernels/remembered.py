@@ -19,19 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from memstate.kernels.tables import (
-    ACCESS_BYTES,
-    ConvTail,
-    Cursor,
-    DeltaTail,
-    Mamba3State,
-    SelectiveTail,
-    StepMarks,
-)
+from memstate.kernels import tables
 
 T = TypeVar("T")
 MOST = 512  # kinds of calls that an op remembers; then it forgets all of them
-TUPLES = (StepMarks, ConvTail, DeltaTail, SelectiveTail, Cursor, Mamba3State)
+TUPLES = (tables.StepMarks, *tables.Tail.__args__, tables.Cursor, tables.Mamba3State)
 OPTIONS = (bool, int, str, float)
 KNOWN: list[dict[Any, Any]] = []  # of each check, the kinds of calls that have passed
 
@@ -110,7 +102,7 @@ def _describe(arguments: tuple[Any, ...], parts: list[object], addresses: list[i
         elif kind is Tensor or kind is Parameter:
             try:
                 address = each.data_ptr()
-                parts += (each.dtype, each.shape, each.stride(), each.device, address % ACCESS_BYTES)
+                parts += (each.dtype, each.shape, each.stride(), each.device, address % tables.ACCESS_BYTES)
                 parts += (each.is_neg(), each.requires_grad)
             except RuntimeError:  # a tensor without memory or strides, as inside of `torch.func.vmap`
                 return False

@@ -25,8 +25,8 @@ def conv_delta_step(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> Tensor:
         `out` of the gated delta step. Changes: both states, both tails, and `out` of the convolution.
 
     Raises:
-        ValueError: one of the two ops refuses its arguments; the steps have different columns or marks; or the state of
-            the gated delta step shares bytes with what the convolution writes.
+        ValueError: one of the two ops refuses its arguments; the steps have different columns or marks; q, k or v is no
+            slice of `out`; or the state of the gated delta step shares bytes with what the convolution writes.
 
     Syncs: no (the reference: yes, it reads the slots).
     """

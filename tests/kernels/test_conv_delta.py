@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels.decode_checks import CONV_DEFAULTS, DELTA_DEFAULTS
+from memstate.kernels.decode_checks import DELTA_DEFAULTS
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ConvTail
 from tests.support import op_cases
@@ -58,9 +58,9 @@ def test_a_call_is_two_launches(backend: Backend, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_call_leaves_out_is_what_the_steps_leave_out() -> None:
-    for op, defaults in (("conv_step", CONV_DEFAULTS), ("gated_delta_step", DELTA_DEFAULTS)):
+    for op, defaults in (("conv_step", (None,) * 4), ("gated_delta_step", DELTA_DEFAULTS)):
         given = [each.default for each in signature(getattr(Backend, op)).parameters.values()]
-        assert tuple(given[-len(defaults) :]) == defaults and given[-len(defaults) - 1] is signature(len).empty
+        assert tuple(given[-len(defaults) :]) == defaults
 
 
 def replaced(arguments: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
@@ -86,6 +86,17 @@ def test_D24_what_one_step_would_refuse_is_refused_before_a_byte_moves(backend: 
     refused(backend, case, "^x: ", conv=replaced(conv, 0, conv[0].double()))
     refused(backend, case, "^decay: ", delta=replaced(delta, 3, delta[3].double()))
     refused(backend, case, "^out: requires grad", delta=replaced(delta, 11, delta[11].clone().requires_grad_()))
+    for wrong in (list(delta), delta[:9], (*delta, None), dict(enumerate(delta))):
+        refused(backend, case, "^conv, delta: expected two tuples", delta=wrong)
+    refused(backend, case, "^conv, delta: expected two tuples", conv=conv[:OUT])
+
+
+def test_D24_q_k_and_v_are_what_the_first_step_computes(backend: Backend) -> None:
+    case = with_all()
+    conv, delta = case.arguments["conv"], case.arguments["delta"]
+    for place in range(3):
+        refused(backend, case, "^q, k, v: expected slices of `out`", delta=replaced(delta, place, delta[place].clone()))
+    refused(backend, case, "^q, k, v: expected slices of `out`", conv=replaced(conv, OUT, None))
 
 
 def test_D24_the_second_step_reads_early_only_what_the_first_does_not_write(backend: Backend) -> None:
@@ -103,8 +114,30 @@ def test_D24_the_second_step_reads_early_only_what_the_first_does_not_write(back
         refused(backend, case, f"^{told}: bytes .* are shared with state", conv=replaced(conv, place, value))
 
 
+def test_D24_the_first_step_does_not_write_scales(backend: Backend) -> None:
+    made = (op_cases.made("conv_delta_step", seed) for seed in range(64))
+    case = next(case for case in made if not case.arguments["conv"][RING])
+    conv, delta = case.arguments["conv"], case.arguments["delta"]
+    slots, heads, keys, values = delta[STATE].shape
+    state, scales = (
+        torch.zeros(slots, heads, -(-keys // 16) * 16, values, dtype=torch.int8),
+        torch.zeros(slots, heads, values),
+    )
+    if keys % 16:
+        pytest.skip("needs keys that are a multiple of 16")
+    windows = scales.view(torch.uint8).flatten()
+    room = torch.zeros(conv[3].nbytes + windows.numel(), dtype=torch.uint8)
+    scales = room[: windows.numel()].view(torch.float32).view(scales.shape)
+    here = room[: conv[3].nbytes].view(conv[3].dtype).view(conv[3].shape)
+    given = (*delta, *DELTA_DEFAULTS[len(delta) - 10 :])
+    whole = replaced(replaced(given, STATE, state), 22, scales)
+    refused(backend, case, "^state of conv_step: shares bytes with scales", conv=replaced(conv, 3, here), delta=whole)
+
+
 def test_D24_windows_may_lie_between_states(backend: Backend) -> None:
-    case = op_cases.made("conv_delta_step", 1)
+    made = ((seed, op_cases.made("conv_delta_step", seed).arguments["delta"]) for seed in range(64))
+    seed = next(seed for seed, delta in made if delta[STATE].dtype == torch.float32)
+    case = op_cases.made("conv_delta_step", seed)
     outs = []
     for _ in range(2):
         conv, delta = case.arguments["conv"], case.arguments["delta"]
@@ -112,7 +145,7 @@ def test_D24_windows_may_lie_between_states(backend: Backend) -> None:
         windows, state = (held.contiguous().float() for held in (conv[3], delta[STATE]))
         ends = windows[0].numel(), windows[0].numel() + state[0].numel()
         both = torch.zeros(len(state), -(-ends[1] // 4) * 4)
-        case = op_cases.made("conv_delta_step", 1)
+        case = op_cases.made("conv_delta_step", seed)
         conv, delta = case.arguments["conv"], case.arguments["delta"]
         both[:, : ends[0]], both[:, ends[0] : ends[1]] = conv[3].flatten(1), delta[STATE].flatten(1)
         case.arguments["conv"] = replaced(conv, 3, both[:, : ends[0]].unflatten(1, windows.shape[1:]))

@@ -172,6 +172,22 @@ def test_D34_zero_bytes_are_zeros_and_a_row_of_nan_stays_alone(
     assert same_bits(case.memory.bytes_of(1), case.memory.bytes_of(3))
 
 
+def test_D34_slots_that_begin_anywhere_change_in_place(backend: Backend, generator: torch.Generator) -> None:
+    """No two warps hold the same numbers: the machine of compiled kernels would call it a race."""
+    distance = 32 * 64 + 4
+    state = torch.zeros(3 * distance, dtype=torch.int8).as_strided((3, 1, 64, 32), (distance, 2048, 32, 1)).mT
+    state[:2] = torch.randint(-127, 128, state[:2].shape, dtype=torch.int8, generator=generator)
+    scales, one, k, v = torch.ones(3, 1, 64), torch.ones(1, 1, 1), torch.zeros(1, 1, 1, 32), torch.ones(1, 1, 1, 64)
+    k[..., 0] = 1
+    for write in (2, 1):
+        slots = (torch.tensor([slot], device=backend.device) for slot in (1, write, 0, 1))
+        moved = [each.to(backend.device) for each in (k, k, v, -one, one)]
+        state, scales = state.to(backend.device), scales.to(backend.device)
+        with trying(DeltaConfig(block_value=32)):
+            backend.gated_delta_step(*moved, state, *slots, scales=scales)
+    assert same_bits(state[1], state[2]) and same_bits(scales[1], scales[2])
+
+
 LENGTHS = torch.zeros(5, dtype=torch.int32)
 WRONG: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [  # kind, settings of a step, other arguments, error
     *(("mamba2", {}, changed, told) for changed, told in (

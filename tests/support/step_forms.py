@@ -29,7 +29,8 @@ def whole(op: str) -> dict[str, Any]:
 
 def low_rank(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a gated delta step as those of a generalized delta rule."""
-    none = dict.fromkeys(("beta", "a_log", "dt_bias")) | {"sigmoid": False, "normalize": False}
+    none = dict.fromkeys(("beta", "a_log", "dt_bias", "scales", "lengths", "seed"))
+    none |= {"sigmoid": False, "normalize": False, "state": given["state"].float()}
     k, tail = given["k"], given["tail"]
     return given | none | {"a": k.clone(), "b": -k, "tail": tail._replace(beta=None, a=tail.k.clone(), b=-tail.k)}
 

@@ -250,9 +250,9 @@ def _meet(blocks: PlaneBlocks, tensor: Tensor) -> bool:
     """Returns whether a tensor shares bytes with `blocks`; gaps between its tokens do not count."""
     tokens = tokens_of(tensor)
     (count, stride), first = tokens.axes[0], tokens.start
-    if fill_gaps(blocks, tokens):
-        return False
-    return any(blocks.meets(start, start + tokens.size) for start in range(first, first + count * stride, stride))
+    return not fill_gaps(blocks, tokens) and any(
+        blocks.meets(start, start + tokens.size) for start in range(first, first + count * stride, stride)
+    )
 
 
 def fill_gaps(blocks: PlaneBlocks, others: PlaneBlocks) -> bool:

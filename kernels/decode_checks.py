@@ -593,14 +593,10 @@ def check_conv_delta(conv: tuple[Any, ...], delta: tuple[Any, ...]) -> tuple[Any
         All arguments of both steps, in order, and the results of their checks.
     """
     if not (isinstance(conv, tuple) and isinstance(delta, tuple) and 10 <= len(conv) <= 14 and 10 <= len(delta) <= 27):
-        raise ValueError(
-            "conv, delta: expected two tuples: the arguments of conv_step in order, `out` too, and those of "
-            "gated_delta_step"
-        )
+        raise ValueError("conv, delta: expected two tuples: arguments of conv_step, `out` too, and of gated_delta_step")
     conv, delta = conv + (None,) * (14 - len(conv)), delta + DELTA_DEFAULTS[len(delta) - 10 :]
-    out, columns = conv[9], (*conv[4:8], *(conv[10] or ()))
-    checked = check_conv(*conv), check_gated_delta(*delta)
-    its = (*delta[6:10], *(delta[12] or ()))
+    checked, out = (check_conv(*conv), check_gated_delta(*delta)), conv[9]
+    columns, its = (*conv[4:8], *(conv[10] or ())), (*delta[6:10], *(delta[12] or ()))
     if len(columns) != len(its) or not all(map(is_, columns, its)):
         raise ValueError("read, write, snapshot, tokens, marks: expected the same tensors in both steps")
     for name, plane in (("state", delta[5]), ("scales", delta[22])):

@@ -61,9 +61,8 @@ def remembered(*written: str) -> Callable[[Callable[..., T]], Callable[..., Chec
         def checked(*arguments: Any) -> Checked[T]:
             parts: list[object] = []
             addresses: list[int] = []
-            described = _describe(stores(arguments), parts, addresses)
-            stored = len(addresses)
-            if not described or not _describe(loads(arguments), parts, addresses):
+            stored = len(addresses) if _describe(stores(arguments), parts, addresses) else None
+            if stored is None or not _describe(loads(arguments), parts, addresses):
                 return Checked(check(*arguments), {})
             key: tuple[Any, ...] = tuple(parts)
             if (passed := known.get(key)) is None:

@@ -59,7 +59,7 @@ def draws(chance, length, real, first, like, COUNT: tl.constexpr):
             for word in tl.static_range((COUNT + 3) // 4):
                 low = tl.where(at + word == 0, words[0], words[1])
                 used += (tl.where(at + word < 2, low, tl.where(at + word == 2, words[2], words[3])),)
-            words = (used[0] >> (first % 4 * 8)[:, None].to(tl.uint32),) if COUNT < 4 else used
+            words = (used[0] >> (first % 4 * 8)[:, None].to(tl.uint32),) if COUNT < 4 else used  # type: ignore[misc]
         for key in tl.static_range(min(COUNT, NEIGHBOURS)):
             four = tl.where(real, words[key // 4], HALVES)
             drawn += (((four >> (8 * (key % 4))) & 255).to(tl.int32),)

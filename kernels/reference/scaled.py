@@ -85,10 +85,9 @@ class States:
     def load(self, slot: int) -> Tensor:
         """Returns the state of a slot in fp32; zeros for slot 0."""
         s = torch.zeros(self._plane.shape[1:], dtype=torch.float32, device=self._plane.device)
-        if slot and self._scales is None:
-            s.copy_(self._plane[slot])
-        elif slot:
-            s.copy_(loaded(self._plane[slot], self._scales[slot], self._axis))
+        if slot:
+            state = self._plane[slot]
+            s.copy_(state if self._scales is None else loaded(state, self._scales[slot], self._axis))
         return s
 
     def rounded(self, s: Tensor, length: int) -> Tensor:
@@ -133,9 +132,8 @@ def draws(
         length: tokens of the state after the token.
         device: device of the draws.
     """
-    groups = keys // SHARED
-    first, last = heads.start * rows * groups, heads.stop * rows * groups
-    counter = [torch.arange(first, last, dtype=torch.int64, device=device) & WORD]
+    size = rows * keys // SHARED  # counters of a head
+    counter = [torch.arange(heads.start * size, heads.stop * size, dtype=torch.int64, device=device) & WORD]
     counter += [torch.full_like(counter[0], each & WORD) for each in (length, layer, 0)]
     key = [seed & WORD, seed >> 32]
     for _ in range(10):

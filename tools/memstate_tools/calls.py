@@ -211,7 +211,7 @@ def _selective_steps() -> Iterator[Call]:
             if stores == "_tree" and not whole:
                 continue
             given = arguments.selective_step(*sizes, STATES[name], tied, swapped, stores, "chance" in name)
-            moved = (given["state"],) if tied else (given["state"], given["a"])
+            moved: tuple[Tensor, ...] = (given["state"],) if tied else (given["state"], given["a"])
             moved = moved if name in DTYPES or not swapped else ()  # of whole numbers, lanes move 4 or 8 bytes
             full = f"selective_step_{model}_{name}{stores}"
             yield _call(full, "selective_step", **given, planes=() if rare else moved, rare=rare)

@@ -141,7 +141,7 @@ def flushed(a: Any) -> Any:
 rows("add.s16 add.s32 add.s64 add.rn.f32", add)
 rows("sub.s32 sub.s64 sub.rn.f32", sub)
 rows("mul.lo.s32 mul.lo.s64 mul.rn.f32", mul)
-rows("mul.hi.s32", lambda a, b: a * b >> 32)
+rows("mul.hi.s32 mul.hi.u32", lambda a, b: a * b >> 32)
 rows("mul.wide.s16 mul.wide.u16 mul.wide.s32 mul.wide.u32", mul, "T T > W")
 rows("mad.lo.s32 mad.lo.s64", lambda a, b, c: a * b + c, "T T T")
 rows("mad.wide.u16 mad.wide.s32 mad.wide.u32", lambda a, b, c: a * b + c, "T T W > W")
@@ -154,7 +154,7 @@ rows("neg.s32 neg.s64 neg.f32", lambda a: -a, "T")
 rows("abs.s64 abs.f32 abs.f16 abs.bf16", abs, "T")
 rows("and.b16 and.b32 and.b64 and.pred", and_)
 rows("or.b16 or.b32 or.b64 or.pred", or_)
-rows("xor.b32 xor.pred", xor)
+rows("xor.b16 xor.b32 xor.pred", xor)
 rows("not.b32 not.pred", lambda a: ~a, "T")
 rows("shl.b16 shl.b32 shl.b64", lambda a, by: a << min(by, 64), "T u32")
 rows("shr.s16 shr.u16 shr.s32 shr.u32 shr.s64 shr.u64", lambda a, by: a >> min(by, 64), "T u32")
@@ -170,7 +170,7 @@ RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "num": lambda a, b: a == a and b == b, "nan": lambda a, b: a != a or b != b,
 }  # fmt: skip
 COMPARISONS = """eq.b16 eq.b32 eq.b64 ne.b16 ne.b32 ne.b64 ne.f32 lt.s32 lt.u32 lt.s64 lt.u64 le.s32 le.s64 gt.s32
-gt.u32 gt.s64 gt.f32 ge.s32 ge.s64 num.f32 num.f16 num.bf16 nan.f32 nan.f16 nan.bf16"""
+gt.u32 gt.s64 gt.f32 ge.s32 ge.s64 ge.f32 num.f32 num.f16 num.bf16 nan.f32 nan.f16 nan.bf16"""
 for compare in COMPARISONS.split():
     rows(f"setp.{compare}", RELATIONS[compare.partition(".")[0]], "T T > pred")
 rows("cvt.s64.s32 cvt.u64.u32 cvt.u32.u64 cvt.u16.u64 cvt.u16.u32 cvt.u32.u16 cvt.s16.s8 cvt.s8.s32", int, "T > D")
@@ -187,6 +187,7 @@ rows("ex2.approx.f32", lambda a: np.float64(2) ** a, "T", ulps=2)
 rows("rsqrt.approx.ftz.f32", lambda a: 1 / np.sqrt(flushed(a)), "T", ulps=2)
 rows("min.f32", least)
 rows("max.f32 max.f16 max.bf16", lambda a, b: -least(-a, -b))
+rows("max.NaN.f32", lambda a, b: a if a != a else b if b != b else -least(-a, -b))
 
 
 # -- each row executed ---------------------------------------------------------------------------

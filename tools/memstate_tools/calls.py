@@ -108,7 +108,7 @@ WHOLE = {"int16": torch.int16, "int8": torch.int8}
 STATES = DTYPES | WHOLE | {f"{name}_chance": dtype for name, dtype in WHOLE.items()}
 # dtype of whole numbers -> name endings of the calls that are not rare, with gates
 WHOLE_COMMON = {
-    "int8": ("", "_value_key", "_tail", "_tree"), "int8_chance": ("", "_tail"), "int16": ("",), "int16_chance": ("",),
+    "int8": ("", "_value_key", "_tail", "_tree"), "int8_chance": ("",), "int16": ("",), "int16_chance": ("",),
 }  # fmt: skip
 # kind -> name endings of the calls that are not rare, for states of fp32 and bf16
 DELTA_COMMON = {

@@ -12,7 +12,7 @@ from memstate.kernels.configs import DeltaConfig, Int8Config
 from memstate.kernels.tuned import trying
 from memstate_tools.models import model_of, toy_of
 from memstate_tools.workload import make
-from tests.proof.gpu.decode_inputs import Arguments, has, nbytes, positional, wrong_bytes
+from tests.proof.gpu.decode_inputs import Arguments, nbytes, positional, wrong_bytes
 from tests.proof.gpu.decode_run import Act, Run
 from tests.support.decode_case import same_bits
 
@@ -64,13 +64,9 @@ def pair(run: Run, rows: int) -> None:
     made = Pair(run, rows)
     us = {f"us_{name}": run.us(getattr(made, name)) for name in ("conv", "delta", "two")}
     figures: dict[str, object] = {"rows": rows, **us, "us_two_in_graph": run.graph_us(made.two)}
-    if has("conv_delta_step"):
-        figures |= {"us": (taken := run.us(made.one)), "us_in_graph": run.graph_us(made.one)}
-        if rows == run.many:
-            apart = min(us["us_two"], us["us_conv"] + us["us_delta"])
-            run.figures |= {"pair": taken, "apart": apart}
-    else:
-        figures["note"] = "conv_delta_step is not in this tree"
+    figures |= {"us": (taken := run.us(made.one)), "us_in_graph": run.graph_us(made.one)}
+    if rows == run.many:
+        run.figures |= {"pair": taken, "apart": min(us["us_two"], us["us_conv"] + us["us_delta"])}
     run.line("pair", **figures)
 
 
@@ -80,9 +76,6 @@ def replays(run: Run, rows: int) -> None:
     The convolution has many tokens, so the step behind it has started long before q, k and v are there. These are NaN
     at first.
     """
-    if not has("conv_delta_step"):
-        run.line("replays of the pair", note="conv_delta_step is not in this tree")
-        return
     few = run.machine.toy or run.machine.compiling
     tokens = TOY_SLOW if few else SLOW
     mine, other = (Pair(run, rows, tokens, place=True) for _ in range(2))
@@ -122,9 +115,6 @@ def whole(run: Run, op: str, dtype: torch.dtype, rows: int) -> None:
     axis, of = (1, run.inputs.delta) if op == "gated_delta_step" else (2, run.inputs.mamba)
     for chance in (False, True):
         how = {"op": op, "dtype": dtype, "rows": rows, "rounds": "by chance" if chance else "nearest"}
-        if not has(op, "scales", "seed"):
-            run.line("whole numbers", **how, note="scales are not in this tree")
-            continue
         torch.manual_seed(rows)
         few, given = ({**of(n, dtype), **(run.inputs.by_chance(n) if chance else {})} for n in (2, rows))
         wrong = wrong_bytes(op, getattr(run.ops, op), few, axis)
@@ -204,8 +194,7 @@ def selective(run: Run, rows: int, dtype: torch.dtype) -> None:
 def host(run: Run, rows: int) -> None:
     """Takes the host time of launches that are kept, of the long way, and of replays."""
     made = Pair(run, rows)
-    acts = {"conv": made.conv, "delta": made.delta} | ({"pair": made.one} if has("conv_delta_step") else {})
-    for name, act in acts.items():
+    for name, act in {"conv": made.conv, "delta": made.delta, "pair": made.one}.items():
         act()
         kept, long = run.host_us(act), run.host_us(act, before=remembered.forget)
         run.figures |= {f"kept {name}": kept, f"long {name}": long}

@@ -200,12 +200,6 @@ def evicting(folder: Path) -> Callable[..., Tensor] | None:
     return step
 
 
-def has(op: str, *arguments: str) -> bool:
-    """Returns whether an operation is in this tree, and takes the arguments."""
-    found = getattr(Backend, op, None)
-    return found is not None and set(arguments) <= set(inspect.signature(found).parameters)
-
-
 def positional(op: str, given: Arguments) -> tuple[Any, ...]:
     """Returns the arguments of an operation in its order, with the defaults of those that are not given."""
     parameters = inspect.signature(getattr(Backend, op)).parameters

@@ -239,7 +239,7 @@ def store_row(
     if SUM_FASTEST or SIZE * ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
         tl.store(ptr + (first + at), row, mask=mask)
     else:
-        # Only the first lane stores, of those that have the same elements. So lanes exchange nothing.
+        # Several lanes have the same elements. The first of them stores, so lanes exchange nothing.
         WIDTH: tl.constexpr = min(16, UNIT * ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that it stores
         lane = tl.arange(0, LANES)[:, None]
         same = tl.broadcast_to(row[None, :], (LANES, row.shape[0]))

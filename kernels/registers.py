@@ -2,12 +2,14 @@
 
 The phases of a packet run in one program, and pass data through memory:
 
-    moves | releases | claims | writes | labels of copies
-          ^ barrier  ^ barrier ^ barrier ^ barrier
+    moves | releases | more moves, claims | writes | labels of copies
+          ^ barrier  ^ barrier            ^ barrier ^ barrier
 
 The host names no register twice in a phase, and records the changes of a register in the order of the phases. So two
 lanes of a phase never touch the same register. But two warps can hold the same lane: a barrier separates the loads of
 one from the stores of the other.
+
+More moves: a state that leaves a row in the first phase makes room for one that comes to the row in the third.
 """
 
 import triton
@@ -62,18 +64,21 @@ def _second_column(first, n):
 
 
 @triton.jit
-def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
-    n, targets = _section(packet_ptr, MOVES)
+def _move(n, targets, slots_ptr, labels_ptr, counters_ptr, BEHIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Runs the moves in front of the releases or, if BEHIND, those behind them, whose targets are negative."""
     sources = _second_column(targets, n)
     refused = 0
     lowest = BIG
     for start in range(0, n, BLOCK):
         index = start + tl.arange(0, BLOCK)
         target = tl.load(targets + index, mask=index < n, other=0)
-        source = tl.load(sources + index, mask=index < n, other=0)
-        slot = tl.load(slots_ptr + source, mask=index < n, other=0)
-        label = tl.load(labels_ptr + source, mask=index < n, other=0)
-        full = (slot != 0) & (tl.load(slots_ptr + target, mask=index < n, other=0) != 0)
+        if BEHIND:
+            target = -target
+        due = target > 0
+        source = tl.load(sources + index, mask=due, other=0)
+        slot = tl.load(slots_ptr + source, mask=due, other=0)
+        label = tl.load(labels_ptr + source, mask=due, other=0)
+        full = (slot != 0) & (tl.load(slots_ptr + target, mask=due, other=0) != 0)
         all_loaded()  # otherwise a late warp finds that the source is empty and the target full
         go = (slot != 0) & (full == 0)
         tl.store(slots_ptr + target, slot, mask=go)
@@ -184,10 +189,12 @@ def _ownership(
     packet_ptr, slots_ptr, labels_ptr, cells_ptr, bitmap_ptr, counters_ptr, capacity,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK)
+    moves, targets = _section(packet_ptr, MOVES)
+    _move(moves, targets, slots_ptr, labels_ptr, counters_ptr, False, BLOCK)
     phase_barrier()
     _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, capacity, BLOCK)
     phase_barrier()
+    _move(moves, targets, slots_ptr, labels_ptr, counters_ptr, True, BLOCK)
     _claim_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, capacity, BLOCK, CHUNK)
     phase_barrier()
     _write_phase(packet_ptr, slots_ptr, labels_ptr, cells_ptr, BLOCK)

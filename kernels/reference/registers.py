@@ -20,7 +20,7 @@ def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
 
 
 def ownership(registers: Registers, packet: Tensor) -> None:
-    """Carries out the moves, releases, claims, writes and label copies of a packet, in that order.
+    """Carries out the moves, releases, more moves, claims, writes and label copies of a packet, in that order.
 
     A move or a claim into a register that holds a slot changes nothing, and is counted as a fault. The release of an
     empty register does nothing.
@@ -35,10 +35,11 @@ def ownership(registers: Registers, packet: Tensor) -> None:
     with on_host(r.cells, r.bitmap, r.counters, packet) as (cells, bitmap, counters, commands):
         size = r.slots.numel()
         slots, labels = _column(cells, r, r.slots), _column(cells, r, r.labels)
-        _move(commands, slots, labels, counters)
+        _move(commands, slots, labels, counters, behind=False)
         released = [register for register in column(commands, Section.RELEASES) if slots[register]]
         give_back(bitmap, counters, [int(slots[register]) for register in released], r.capacity)
         slots[released] = labels[released] = 0
+        _move(commands, slots, labels, counters, behind=True)
         _claim(commands, slots, labels, bitmap, counters)
         for address, value in zip(
             column(commands, Section.WRITES), column(commands, Section.WRITES, True), strict=True
@@ -54,13 +55,16 @@ def _column(cells: Ints, registers: Registers, view: Tensor) -> Ints:
     return cells[start : start + view.numel()]
 
 
-def _move(commands: Ints, slots: Ints, labels: Ints, counters: Ints) -> None:
+def _move(commands: Ints, slots: Ints, labels: Ints, counters: Ints, behind: bool) -> None:
     refused = []
     for target, source in zip(column(commands, Section.MOVES), column(commands, Section.MOVES, True), strict=True):
-        if slots[source] and slots[target]:
-            refused.append(target)
-        elif slots[source]:
-            slots[target], labels[target] = slots[source], labels[source]
+        to = -target if behind else target
+        if to <= 0 or not slots[source]:
+            continue
+        if slots[to]:
+            refused.append(to)
+        else:
+            slots[to], labels[to] = slots[source], labels[source]
             slots[source] = labels[source] = 0
     note_offenders(counters, Count.MOVE_FULL, refused)
 

@@ -392,8 +392,13 @@ class CommandBuffer:
         if self.guard.call:
             self.guard.registers.append(regs)
         packet = self.queue[-1] if self.queue else None
-        if not isinstance(packet, Packet) or packet.late(regs, DATA if section == WRITES else section, sources):
+        if not isinstance(packet, Packet):
             self.queue.append(packet := Packet())
+        elif packet.late(regs, DATA if section == WRITES else section, sources):
+            if section == MOVES and not packet.late(regs, CLAIMS):
+                first = [-register for register in first]  # the packet runs these moves behind its releases
+            else:
+                self.queue.append(packet := Packet())
         if self.fencing and self._waits is None:
             if self._fenced is None and self._used is not None:
                 self._fenced = self._unwritten.union(self._used.tolist())

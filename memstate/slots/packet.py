@@ -52,6 +52,8 @@ class Packet:
         """Adds an operation at the end."""
         if registers:
             phase = DATA if section == WRITES else section
+            if section == MOVES and first[0] < 0:  # it runs with the claims
+                phase = CLAIMS
             if phase in self.named:
                 self.named[phase].update(registers)
             else:

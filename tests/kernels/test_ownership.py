@@ -22,15 +22,20 @@ def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
     def some(most: int) -> list[int]:
         return rng.sample(range(3, model.count), int(share * rng.random() * most))
 
-    moved = some(model.count - 3)
-    half = len(moved) // 2
+    def moves(registers: list[int], sign: int) -> list[tuple[int, int]]:
+        half = len(registers) // 2
+        return [(sign * to, of) for to, of in zip(registers[:half], registers[half : 2 * half], strict=True)]
+
+    last = some(model.count - 3)  # moves and claims behind the releases
+    claims = last[rng.randrange(len(last) + 1) :]
+    moved = [*moves(some(model.count - 3), 1), *moves(last[: len(last) - len(claims)], -1)]
     targets = some(model.count // 2)
     sources = [register for register in range(3, model.count) if register not in set(targets)]
     cells = rng.sample(range(len(model.columns)), int(share * len(model.columns)))
     return Packet(
-        moves=list(zip(moved[:half], moved[half : 2 * half], strict=True)),
+        moves=rng.sample(moved, len(moved)),
         releases=some(model.count - 3),
-        claims=some(model.count - 3),
+        claims=claims,
         writes=[(cell, rng.randint(-(2**31), 2**31 - 1)) for cell in cells],
         data=[(target, rng.choice((-1, rng.choice(sources)))) for target in targets],
     )

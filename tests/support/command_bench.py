@@ -25,8 +25,12 @@ def require_unordered(packet: list[int]) -> None:
         n, start = packet[section], packet[8 + section]
         second = start + (n + 3) // 4 * 4
         columns[section] = (packet[start : start + n], packet[second : second + n])
-    (to, of), (data, sources) = columns[Section.MOVES], columns[Section.DATA]
-    for names in (to + of, columns[Section.RELEASES][0], columns[Section.CLAIMS][0], columns[Section.WRITES][0], data):
+    data, sources = columns[Section.DATA]
+    moves = list(zip(*columns[Section.MOVES], strict=True))
+    before = [register for to, of in moves if to > 0 for register in (to, of)]
+    behind = [register for to, of in moves if to < 0 for register in (-to, of)]
+    last = behind + columns[Section.CLAIMS][0]
+    for names in (before, columns[Section.RELEASES][0], last, columns[Section.WRITES][0], data):
         assert len(set(names)) == len(names)
     assert not set(data) & set(sources)
 

@@ -18,7 +18,7 @@ SINGLE = (Section.RELEASES, Section.CLAIMS)
 class Packet:
     """The entries of each section, and the limit of the plan.
 
-    Moves and data are (target, source), writes (cell, value), the batch (row, tokens), marks (entry, offset, register),
+    Moves and data are (target, source), and moves behind the releases (-target, source), writes (cell, value), the batch (row, tokens), marks (entry, offset, register),
     all others registers.
     """
 
@@ -69,14 +69,7 @@ class Model:
 
     def run(self, packet: Packet) -> None:
         slots, labels = self.slots, self.labels
-        refused = []
-        for target, source in packet.moves:
-            if slots[source] and slots[target]:
-                refused.append(target)
-            elif slots[source]:
-                slots[target], labels[target] = slots[source], labels[source]
-                slots[source] = labels[source] = 0
-        self._fault(Count.MOVE_FULL, refused)
+        self._move([(target, source) for target, source in packet.moves if target > 0])
         doubles, strays = [], []
         for register in packet.releases:
             slot, slots[register] = slots[register], 0
@@ -91,6 +84,7 @@ class Model:
                 self.counts[Count.RELEASED] += 1
         self._fault(Count.DOUBLE_RELEASE, doubles)
         self._fault(Count.OUT_OF_RANGE, strays)
+        self._move([(-target, source) for target, source in packet.moves if target < 0])
         full, short = [], []
         for register in packet.claims:
             if slots[register]:
@@ -109,6 +103,16 @@ class Model:
             if source >= 0 and slots[source] and slots[target]:
                 labels[target] = labels[source]
         self.counts[Count.FREE] = len(self.free)
+
+    def _move(self, pairs: list[tuple[int, int]]) -> None:
+        slots, labels, refused = self.slots, self.labels, []
+        for target, source in pairs:
+            if slots[source] and slots[target]:
+                refused.append(target)
+            elif slots[source]:
+                slots[target], labels[target] = slots[source], labels[source]
+                slots[source] = labels[source] = 0
+        self._fault(Count.MOVE_FULL, refused)
 
     def _fault(self, kind: Count, offenders: list[int]) -> None:
         self.counts[kind] += len(offenders)

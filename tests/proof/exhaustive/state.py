@@ -103,8 +103,10 @@ def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int],
             if section == WRITES:
                 cells[one] = two
             else:
+                behind = section == MOVES and one < 0
+                one = -one if behind else one
                 one, two = (index.get(code, code) if code >= 0 else -2 - rank[ROW_CODE - code] for code in (one, two))
-                changes.add((section, one, two if section in (MOVES, DATA) else 0))
+                changes.add((section, behind, one, two if section in (MOVES, DATA) else 0))
     return [sorted(changes), sorted(_cell(*pair, index, rank, file) for pair in cells.items())]
 
 

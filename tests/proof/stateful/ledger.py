@@ -220,13 +220,20 @@ class Ledger:
         return last
 
     def _note(self, ops: Sequence[Op]) -> None:
-        """Records changes of one phase in the last packet, or in a new one if they would run too early in the last."""
+        """Records changes of one phase in the last packet, or in a new one if they would run too early in the last.
+
+        Moves that would run too early run with the claims, if that is not too early.
+        """
         packet = self._last()
         named = {register for op in ops for register in op.registers}
         sources = {op.source for op in ops if op.phase == DATA and op.source is not None}
         phase = DATA if ops[0].phase == WRITE else ops[0].phase
-        late = any(packet.phase.get(register, -1) >= phase for register in named) or packet.read & named
-        if late or any(packet.phase.get(source) == DATA for source in sources):
+        newest = max(packet.phase.get(register, -1) for register in named)
+        if packet.read & named or any(packet.phase.get(source) == DATA for source in sources):
+            newest = DATA
+        if phase == MOVE <= newest < CLAIM:
+            ops = [op._replace(phase=CLAIM) for op in ops]
+        elif newest >= phase:
             self.queue.append(packet := Packet())
         if self.waits is None and self.fenced & (named | sources):
             self.waits = len(self.queue) - 1, len(packet.ops)
@@ -353,7 +360,7 @@ class Ledger:
             self._do(op)
 
     def _do(self, op: Op) -> None:
-        if op.phase == MOVE:
+        if len(op.registers) == 2:  # a move
             (target, source) = op.registers
             self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
         elif op.phase == RELEASE:
@@ -388,7 +395,7 @@ class Ledger:
         for entry in self.queue:
             ops = sorted(entry.ops, key=lambda op: op.phase) if isinstance(entry, Packet) else ()
             for op in ops:
-                if op.phase == MOVE:
+                if len(op.registers) == 2:
                     slot[op.registers[0]] = slot.pop(op.registers[1])
                 elif op.phase == RELEASE:
                     free.add(slot.pop(op.registers[0]))

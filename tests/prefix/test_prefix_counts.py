@@ -114,3 +114,43 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     for n in range(60):
         mem.end(mem.admit([ms.Request(n)]))
     assert len(mem.journal.changes) == 50 and mem.journal.changes[-1].serial == 3 + 2 * 60
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("n", [1, 4, 150])
+@pytest.mark.parametrize("calls", ["lists", "one by one"])
+@pytest.mark.parametrize("place", ["same rows", "other rows", "same sessions"])
+@every_kind
+def test_turns_that_end_and_turns_that_come_are_one_upload(
+    kind: str, place: str, calls: str, n: int, backend: Backend
+) -> None:
+    """States move from the rows to holders, and others from holders to the rows. 150 turns move up to 900 states."""
+    tracking, direct = KINDS[kind]
+    sizes = {"slots": 6 * n, "max_requests": 2 * n if place == "other rows" else n}
+    mem = build(LAYOUT, device=backend.device, backend=backend.name, tracking=tracking, direct_hits=direct, **sizes)
+    sessions, size = [mem.sessions.open(at) for at in range(2 * n)], n if calls == "lists" else 1
+    first, others = range(n), range(2 * n - 1, n - 1, -1)
+    rows, going = list[ms.Row](), range(0)
+    for turn, coming in enumerate((first, others, first, first if place == "same sessions" else others)):
+        ended, rows = rows, []
+        mem.backend.counts.reset()
+        for at in range(0, n, size):
+            part = slice(at, at + size)
+            tokens = [prompt(of, mem.info(row).length) for of, row in zip(going[part], ended[part], strict=True)]
+            mem.end(ended[part], keep="cache", tokens=tokens)
+            rows += mem.admit([ms.Request(at, tokens=prompt(at, 99), session=sessions[at]) for at in coming[part]])
+        before = [mem.info(row).length for row in rows]
+        for t in range(3):  # so that lanes get states, too
+            step = mem.plan(rows, [8] * n)
+            if turn > 1 and not t:
+                counts = mem.backend.counts
+                assert (counts.uploads, dict(counts.launches)) == (1, {"ownership": 1, "plan": 1})
+                assert mem.planes["s"][0, step.read, 0].tolist() == [*coming]
+                assert before == [48 if coming == going else 24] * n
+                scan_registers(inside.registers(mem))
+            for slots in (step.write, step.snapshot):
+                mem.planes["s"][0, slots] = torch.tensor(coming, dtype=torch.float32, device=backend.device)[:, None]
+            mem.settle(step)
+        going = coming
+    mem.audit().raise_if_leaking()
+    mem.device.check()

@@ -1,13 +1,18 @@
 """The command buffer: changes take effect in the order in which they are recorded, despite phases and early submits."""
 
+import random
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from memstate import MemstateError
+from memstate import MemstateError, SlotAllocator
 from memstate.kernels.dispatch import Backend
-from memstate.slots.commands import Action
+from memstate.slots.commands import Action, CommandBuffer
+from memstate.slots.packet import MOVES, Packet
+from memstate.slots.registers import RegisterFile
 from tests.support.command_bench import CAPACITY, CELLS, USABLE, Bench, perform
 from tests.support.scan import scan_registers
 
@@ -118,6 +123,58 @@ def test_B36c_chains_of_moves(bench: Bench) -> None:
     seen = scan_registers(bench.file)
     assert seen.labels == {10: 1, 4: 0}
     assert bench.content(10) == 1.0
+
+
+def test_a_turn_that_ends_and_one_that_comes_fit_in_one_packet(bench: Bench) -> None:
+    """Registers 3 to 5 are those of a row, the others are holders. A third move of a register takes a second packet."""
+    for register in (3, 4, 9, 10):
+        bench.fill(register, float(register), register)
+    sent = bench.buffer.packets
+    bench.buffer.move([11], [3])
+    bench.buffer.release([4])
+    bench.buffer.move([3, 4], [9, 10])
+    bench.buffer.claim([5])
+    bench.buffer.move([9], [11])
+    bench.buffer.submit()
+    assert scan_registers(bench.file).labels == {3: 9, 4: 10, 5: 0, 9: 3}
+    assert [bench.content(register) for register in (3, 4, 9)] == [9.0, 10.0, 3.0]
+    assert bench.buffer.packets - sent == 2
+
+
+@pytest.mark.parametrize(("rows", "holders", "most", "operations"), [(1, 4, 2, 200), (300, 600, 500, 40)])
+def test_B36c_moves_in_any_order_are_those_of_a_dict(
+    backend: Backend, generator: torch.Generator, rows: int, holders: int, most: int, operations: int
+) -> None:
+    """The kernel runs 256 moves at a time. Host and device agree with the dict after each submit."""
+    rng = random.Random(generator.initial_seed())
+    file = RegisterFile(SlotAllocator((3 * rows + holders) * 2 // 3, backend), rows, holders)
+    buffer, everything = CommandBuffer(file), range(3, file.count)
+    held: dict[int, int] = {}
+    behind = list[int]()
+    for serial in range(operations):
+        full, n = [*held], rng.randint(1, most)
+        empty = [register for register in everything if register not in held]
+        if not serial % 10:
+            new = rng.sample(empty, file.allocator.free)
+            buffer.claim(new, [10_000 * serial + register for register in new])
+            held |= {register: 10_000 * serial + register for register in new}
+        elif rng.random() < 0.2:
+            gone = rng.sample(full, min(n, len(full)))
+            buffer.release(gone)
+            held = {register: label for register, label in held.items() if register not in gone}
+        else:
+            pairs = list(zip(rng.sample(empty, min(n, len(empty))), rng.sample(full, min(n, len(full))), strict=False))
+            buffer.move([to for to, _ in pairs], [of for _, of in pairs])
+            held |= {to: held.pop(of) for to, of in pairs}
+        if not serial % 10 or rng.random() < 0.2:
+            packets = [packet for packet in buffer.queue if isinstance(packet, Packet)]
+            moves = [[to for section, to, *_ in packet.operations if section == MOVES] for packet in packets]
+            behind += [sum(len(to) for to in each if to[0] < 0) for each in moves]
+            buffer.submit()
+            assert scan_registers(file).labels == held
+    buffer.submit()
+    assert scan_registers(file).labels == held and max(behind) > (256 if most > 256 else 0)
+    file.allocator.check()
 
 
 def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: Bench) -> None:

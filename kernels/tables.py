@@ -45,9 +45,9 @@ COUNTERS = 16
 class Section(IntEnum):
     """Sections of a command packet: cell s of the header counts its entries, cell 8 + s says where it starts.
 
-    The batch always starts behind the header. A move to a register runs in front of the releases; a move to the negative
-    number of a register runs behind them, with the claims. A plan sets the counts of all other sections to 0, because their changes
-    are made and the marks are resolved.
+    The batch always starts behind the header. A move to a register runs in front of the releases. A move to the
+    negative number of a register runs behind them, with the claims. A plan sets the counts of all other sections to 0,
+    because their changes are made and the marks are resolved.
     """
 
     MOVES = 0

@@ -18,8 +18,8 @@ SINGLE = (Section.RELEASES, Section.CLAIMS)
 class Packet:
     """The entries of each section, and the limit of the plan.
 
-    Moves and data are (target, source), and moves behind the releases (-target, source), writes (cell, value), the batch (row, tokens), marks (entry, offset, register),
-    all others registers.
+    Moves and data are (target, source), moves behind the releases (-target, source), writes (cell, value), the batch
+    (row, tokens), marks (entry, offset, register), all others registers.
     """
 
     moves: list[tuple[int, int]] = field(default_factory=list)

@@ -8,8 +8,9 @@ can carry out the changes and the plan of every step.
 
 Recording sends nothing, with one exception: a claim that needs slots released by id, which the device must confirm.
 
-A packet runs its phases in the order move, release, claim, write, data. An operation that would run too early in this
-order starts another packet. So changes always take effect in the order in which they were recorded.
+A packet runs its phases in the order move, release, claim, write, data. A move that would run too early in this order
+runs with the claims: a row gives its states away, and takes others. Any other operation that would run too early starts
+another packet. So changes always take effect in the order in which they were recorded.
 
 Between the plan of a step and its forward, the command buffer marks (*fences*) the registers whose slots the step uses.
 The first change of a fenced register waits for the forward, and so does every later change. `submit` sends only the

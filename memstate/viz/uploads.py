@@ -47,6 +47,8 @@ class PacketSection:
 def sections(packet: Sequence[int]) -> list[PacketSection]:
     """Returns the sections of a packet that have entries, in the order of memory.
 
+    A move to `-register` runs behind the releases.
+
     Args:
         packet: The words of an upload, such as `CommandBuffer.step.tolist()`. Words after the last section are ignored.
 

@@ -52,7 +52,7 @@ SHAPES = 200  # number of rare shapes that one run compiles
 # written, or stores words by which warps decide. Kernels that are not named have none. On AMD, a program of one warp
 # needs no barrier.
 SOURCE_BARRIERS = {
-    "ownership": 8, "claim": 2, "audit": 2,
+    "ownership": 9, "claim": 2, "audit": 2,
     **{f"plan[{how}]": 3 for how in ("ping-pong", "lazy", "redirect")},
     **{f"plan_tails[{how}]": 5 for how in ("ping-pong", "lazy", "redirect")},
     "plan[none]": 1, "plan_tails[none]": 3,

@@ -16,7 +16,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Row, Snapshot
 from memstate.requests.holdings import PUBLISHED
 from memstate.requests.steps import Step
-from memstate.tokens import BYTES, Keys, Tokens
+from memstate.tokens import BYTES, Key, Keys, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
 Keep = Literal["handle", "cache"]
@@ -124,7 +124,7 @@ class Ending(Verbs):
                 snapshots[entry] = state
             return snapshots
 
-    def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None) -> list[int] | None:
+    def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[Key] | None) -> list[int] | None:
         """Returns the length of KV that the cache or a session gets from each row; None if handles are published."""
         if keys is None:
             return None
@@ -139,7 +139,7 @@ class Ending(Verbs):
         """Notes the published length of each row, which the open step perhaps must still compute."""
         self._stepping.promise(rows, told or [state.length if state else 0 for state in snapshots], before)
 
-    def _keys(self, tokens: Named, rows: Sequence[int]) -> list[bytes]:
+    def _keys(self, tokens: Named, rows: Sequence[int]) -> list[Key]:
         """Returns the tokens of each row as a key. Refuses tokens that differ from the row's prompt, as far as both go.
 
         Args:
@@ -164,7 +164,7 @@ class Ending(Verbs):
             )
         return [self._key(row, given) if row else b"" for row, given in zip(rows, tokens, strict=True)]
 
-    def _key(self, row: int, given: Tokens | Keys | None) -> bytes:
+    def _key(self, row: int, given: Tokens | Keys | None) -> Key:
         """Returns the tokens of a row as a key. Without `given`, they are the prompt.
 
         If `given` is the object that the row was admitted with, only the tokens behind the prompt are encoded. Of keys,
@@ -184,7 +184,7 @@ class Ending(Verbs):
             )
         known = encoded or prompt if names.keyed or (lease and given is lease.given) else b""
         key = names.continued(known, given)
-        if not all(key is one or key.startswith(one) or one.startswith(key) for one in (prompt, encoded)):
+        if not all(key is one or key[: len(one)] == one[: len(key)] for one in (prompt, encoded)):
             raise InvalidArgument(
                 f"row {row} (request {shown(self._table.ids[row])}): the {word} are not those of its prompt: hand over "
                 "all of them, from the first on"
@@ -192,7 +192,7 @@ class Ending(Verbs):
         return key
 
     def _leave(
-        self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None, ended: bool = False
+        self, rows: Sequence[int], known: Sequence[int], keys: Sequence[Key] | None, ended: bool = False
     ) -> list[Snapshot | None]:
         """Publishes states of each row: to the prefix cache if there are `keys`, otherwise the newest one as a handle.
 
@@ -300,7 +300,7 @@ class Ending(Verbs):
             states.append((answer, label, self._marks.kind_of(row, label) or ("end" if ended else "boundary")))
         return states
 
-    def _require_all(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes]) -> None:
+    def _require_all(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[Key]) -> None:
         """Refuses fewer tokens than the length up to which the states of a row are kept.
 
         Args:
@@ -330,7 +330,7 @@ class Ending(Verbs):
             raise InvalidArgument(f"rows {turns} are turns of sessions: use keep='cache' with tokens=[...]")
 
     def free(
-        self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[bytes] | None, how: str
+        self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[Key] | None, how: str
     ) -> list[Snapshot | None]:
         """Ends rows and frees what they hold.
 
@@ -375,7 +375,7 @@ class Ending(Verbs):
         self._table.release(rows, how)
         return snapshots
 
-    def _end_turn(self, row: int, known: int, key: bytes | None) -> None:
+    def _end_turn(self, row: int, known: int, key: Key | None) -> None:
         lease = self._cache.leases.get(row)
         if self._sessions.end(row, known, key, lease, self._cache, self._room.free_registers):
             del self._cache.leases[row]

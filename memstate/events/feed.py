@@ -6,8 +6,6 @@ The cache tells the feed of each change at once. `take` returns the events since
 import time
 from typing import Any
 
-import numpy as np
-
 from memstate.errors import ConfigurationError
 from memstate.events.wire import (
     KINDS,
@@ -25,7 +23,7 @@ from memstate.prefix.cache import PrefixCache
 from memstate.prefix.tree import Node
 from memstate.tiers.keys import Keys
 from memstate.tiers.records import DIGEST_BYTES
-from memstate.tokens import BYTES
+from memstate.tokens import BYTES, ids, joined
 
 
 class Feed:
@@ -108,7 +106,7 @@ class Feed:
 
     def _stored(self, node: Node, first: int, end: int, group: int) -> BlockStored:
         hashes, tag = self._hashes(node), salt_tag(self._cache.tree.salt(node))
-        tokens = np.frombuffer(b"".join([step.key for step in node.path()][::-1]), np.int64)
+        tokens = ids(joined([step.key for step in node.path()][::-1]))
         extra = [(tag,), *[None] * (end - 1)] if tag is not None and not first else None
         return BlockStored(
             hashes[first:end], hashes[first - 1] if first else None,

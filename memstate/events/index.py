@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memstate.events.wire import RECURRENT, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, salt_tag
 from memstate.tokens import BYTES as TOKEN
-from memstate.tokens import Tokens, encode
+from memstate.tokens import Key, Tokens, encode
 
 Above = Hash | tuple[str | None]  # hash of the block before, or for a prompt's first block (tag of its salt,)
 
@@ -37,8 +37,8 @@ class WorkerBlocks:
         self.size = 0
         self._recurrent: set[int] = set()  # groups that need only the last block of a prefix, such as states
         self._reading: set[int] = set()  # groups that need all blocks of a prefix, such as KV
-        self._next: dict[tuple[Above, bytes], Hash] = {}
-        self._step: dict[Hash, tuple[Above, bytes]] = {}
+        self._next: dict[tuple[Above, Key], Hash] = {}
+        self._step: dict[Hash, tuple[Above, Key]] = {}
         self._groups: dict[Hash, dict[int, set[str | None]]] = {}  # for each block and group, the media that have it
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class WorkerBlocks:
         if step is not None and self._next.get(step) == block:
             del self._next[step]
 
-    def reach(self, key: bytes, tag: str | None, most: int) -> tuple[int, int]:
+    def reach(self, key: Key, tag: str | None, most: int) -> tuple[int, int]:
         """Returns how many tokens of a prompt can be resumed, and how many have KV.
 
         Args:

@@ -29,7 +29,7 @@ from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
 from memstate.requests.pages import NO_PAGES, Ids
 from memstate.slots.commands import CommandBuffer
-from memstate.tokens import BYTES, SaltedTokens
+from memstate.tokens import BYTES, Key, SaltedTokens
 
 DECODED = ("boundary", "end")  # kinds of states whose length is beyond the prompt
 
@@ -431,7 +431,7 @@ class PrefixCache(Contents):
                 self.drop_bare(other)
         return bool(others)
 
-    def forget(self, key: bytes) -> None:
+    def forget(self, key: Key) -> None:
         """Marks states to be evicted first, because the engine has no KV of their tokens any more. Releases nothing.
 
         Args:

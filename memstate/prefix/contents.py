@@ -25,11 +25,11 @@ from memstate.prefix.tree import Found, Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.sheet import MOST_ROWS, Sheet, Shown, figures, section, sheet
 from memstate.stats import LOST, PrefixStats
-from memstate.tokens import BYTES
+from memstate.tokens import BYTES, Key
 
 LOG = logs.logger("prefix")
 UNHEARD = 64  # limit of the requests that wait for `learn`
-KEYS = 2**20  # limit of the tokens of ghosts if memstate manages no pages: 8 MiB of keys
+KEYS = 2**20  # limit of the tokens of ghosts if memstate manages no pages: 4 MiB of keys
 
 
 class Keeper(Protocol):
@@ -122,7 +122,7 @@ class Contents(NotCopied, Shown):
         self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
         self._counts["evicted_states"] = gone
         self._superseded: dict[Node, None] = {}  # in the order of eviction
-        self.by_key: dict[bytes, list[Node]] = {}  # last key, not padded -> nodes with a state, one for each salt
+        self.by_key: dict[Key, list[Node]] = {}  # last key, not padded -> nodes with a state, one for each salt
         for node in nodes if self.names.keyed else ():
             self.by_key.setdefault(node.key[self.names.last], []).append(node)
         self._clearing = False

@@ -8,7 +8,7 @@ from memstate.prefix.match import Match
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.slots.registers import Longs
-from memstate.tokens import Keys, SaltedTokens, Tokens
+from memstate.tokens import Key, Keys, SaltedTokens, Tokens
 
 NO_NODE = Node(None, b"")  # the last node of an empty path: the lease shares no page
 NO_MATCH = Match(0, 0, 0, 0)
@@ -108,5 +108,5 @@ class Lease:
     own: dict[Node, int] = field(default_factory=dict)
     decoded: Snapshot | None = None
     given: Tokens | Keys | None = None
-    encoded: bytes = b""
+    encoded: Key = b""
     end: int = 0

@@ -7,7 +7,7 @@ from memstate import logs
 from memstate.checks import is_count, require_kind, require_salt, shown
 from memstate.errors import InvalidArgument
 from memstate.requests.handles import Request
-from memstate.tokens import BYTES, SaltedTokens, encode, encode_keys
+from memstate.tokens import BYTES, NUMBER, Key, SaltedTokens, encode, encode_keys
 
 SMALL = 3  # bytes of the id of a block; a hash of 64 bits is hardly ever so small
 
@@ -48,8 +48,8 @@ class Names:
             raise InvalidArgument(f"this cache takes {self.word}=, because it is built with Prefix(keyed={self.keyed})")
         return keys if self.keyed else tokens
 
-    def encode(self, given: Any) -> bytes:
-        """Returns tokens or keys as bytes: `BYTES` for each token that they stand for.
+    def encode(self, given: Any) -> Key:
+        """Returns tokens or keys as one key: `BYTES` for each token that they stand for.
 
         Raises:
             InvalidArgument: The tokens or keys are not valid.
@@ -59,8 +59,10 @@ class Names:
         encoded, unit = encode_keys(given, self.size), self.size * BYTES
         width = len(given[0]) if encoded and isinstance(given[0], bytes) else 0
         if encoded and self._width is None:
-            self._width, self.last = width, slice(-unit, (width or BYTES) - unit or None)
-            if not any(any(encoded[at + SMALL : at + unit]) for at in range(0, len(encoded), unit)):
+            self._width, self.last = width, slice(-unit, min((width or NUMBER) - unit, 0) or None)
+            if isinstance(encoded, bytes) and not any(
+                any(encoded[at + SMALL : at + unit]) for at in range(0, len(encoded), unit)
+            ):
                 why = "ids of blocks come back with other tokens; a key is a hash of all tokens up to the block's end"
                 logs.event(logs.logger("prefix"), logging.WARNING, "keys like ids", keys=shown(given), why=why)
         elif encoded and width != self._width:
@@ -80,7 +82,7 @@ class Names:
         """
         keys, length, reach, salt, kind = request.keys, request.length, request.reach, request.salt, request.kind
         given = self.of(request.tokens, keys) if self.keyed or keys is not None else request.tokens
-        key = b"" if given is None else self.encode(given) if self.keyed else encode(given)
+        key: Key = b"" if given is None else self.encode(given) if self.keyed else encode(given)
         kind = kind if kind is None else require_kind(kind)
         salt = salt if salt is None else require_salt(salt)
         if keys is None and reach is None:
@@ -95,8 +97,8 @@ class Names:
         known = int(length) if self.keyed and length is not None else named
         return SaltedTokens(key, salt, kind, (known, named if reach is None else int(reach)))
 
-    def continued(self, known: bytes, given: Any) -> bytes:
-        """Returns tokens or keys as bytes, and encodes only those behind a part that is encoded already.
+    def continued(self, known: Key, given: Any) -> Key:
+        """Returns tokens or keys as one key, and encodes only those behind a part that is encoded already.
 
         Args:
             known: The encoded part. With keys, it is only used if its last key is equal to the given key at the same
@@ -114,4 +116,4 @@ class Names:
         if not self.keyed:
             return known + self.encode(given[had:])
         tail = self.encode(given[had - 1 :])
-        return known + tail[unit:] if known.endswith(tail[:unit]) else self.encode(given)
+        return known + tail[unit:] if known[-unit:] == tail[:unit] else self.encode(given)

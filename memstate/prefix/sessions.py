@@ -28,7 +28,7 @@ from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
 from memstate.requests.pages import NO_PAGES
 from memstate.slots.commands import CommandBuffer
-from memstate.tokens import BYTES, EMPTY, SaltedTokens, common
+from memstate.tokens import BYTES, EMPTY, Key, SaltedTokens, common
 
 _SERIALS = count(1)  # shared by all managers, so that a manager refuses a handle of another one
 
@@ -297,7 +297,7 @@ class Sessions:
         return path
 
     def end(
-        self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache,
+        self, row: int, known: int, key: Key | None, lease: Lease | None, cache: PrefixCache,
         free_registers: Callable[[int], object],
     ) -> bool:  # fmt: skip
         """Ends a turn: the session keeps the row's states of at most `known` tokens, and their pages.

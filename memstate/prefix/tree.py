@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from memstate.requests.handles import Snapshot
 from memstate.requests.pages import NO_PAGES, Ids
-from memstate.tokens import SaltedTokens, common
+from memstate.tokens import Key, SaltedTokens, common
 
 
 class Node:
@@ -42,9 +42,9 @@ class Node:
     )  # fmt: skip
     holds: ClassVar[str] = "cached"
 
-    def __init__(self, parent: "Node | None", key: bytes, pages: Ids = NO_PAGES, end: int = 0) -> None:
+    def __init__(self, parent: "Node | None", key: Key, pages: Ids = NO_PAGES, end: int = 0) -> None:
         self.parent, self.key, self.pages, self.end = parent, key, pages, end
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[Key, Node] = {}
         self.snapshot: Snapshot | None = None
         self.kind: str | None = None
         self.digests: Sequence[bytes] = ()
@@ -143,7 +143,7 @@ class Tree:
             stated = stated.parent
         while at < end and (child := known.children.get(key[at : at + page])):
             inside = len(child.key)
-            if at + inside > end or not key.startswith(child.key, at):
+            if at + inside > end or key[at : at + inside] != child.key:
                 inside = min(common(key, child.key, page, at), end - at)
             at += inside
             if not child.ghost:
@@ -178,7 +178,7 @@ class Tree:
             if (child := node.children.get(key[at : at + page])) is None:
                 return self._grow(node, key[at:last], pages[at // page : last // page]), had
             inside = len(child.key)
-            if at + inside > last or not key.startswith(child.key, at):
+            if at + inside > last or key[at : at + inside] != child.key:
                 inside = min(common(key, child.key, page, at), last - at)
             node = child if inside == len(child.key) else self._split(child, inside)
             at += inside
@@ -219,7 +219,7 @@ class Tree:
         """Returns the oldest ghost if ghosts stand for more than `memory` pages, None otherwise."""
         return next(iter(self._ghosts)) if self.ghost_pages > memory else None
 
-    def _grow(self, parent: Node, key: bytes, pages: Ids) -> Node:
+    def _grow(self, parent: Node, key: Key, pages: Ids) -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
             parent.key += key  # the parent's end has no state or branch: a prompt in chunks stays one node

@@ -14,6 +14,7 @@ from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument, LeakFound, MemstateError
 from memstate.requests.handles import Rows
 from memstate.requests.steps import Step
+from memstate.tokens import Key, ids
 
 State = dict[str, Tensor]  # name of a plane -> `layer ...`
 
@@ -147,13 +148,13 @@ class Watch:
             return "what lies before this layer, the layers below are right: page table, positions, what KV pages hold"
         return f"step.read, its tokens, what the forward keeps for each row: the state of {before} tokens was right"
 
-    def _filed(self, encode: Callable[[int, Any], bytes], row: int, given: Any) -> bytes:
+    def _filed(self, encode: Callable[[int, Any], Key], row: int, given: Any) -> Key:
         """Encodes the tokens under which states of a row are filed. Behind the prompt, they must be its answer."""
         key, table, cache = encode(row, given), self._mem._parts.table, self._mem._parts.cache
         request, lease = table.ids[row], cache.leases.get(row)
         # A keyed cache has keys of blocks, not tokens.
         if not (self._alone or cache.names.keyed) and type(request) is int and lease and lease.prompt.key:
-            prompt, new = self._prompt(request), np.frombuffer(key, np.int64)[lease.prompt.tokens :].tolist()
+            prompt, new = self._prompt(request), ids(key)[lease.prompt.tokens :].tolist()
             answer = [token for token, _ in self.answers[prompt]]
             if new and not any(answer[at : at + len(new)] == new[: len(answer) - at] for at in range(len(answer))):
                 what = f"`tokens=` of `end` or `publish` has {new} behind its prompt, and its answer is {answer}"

@@ -16,7 +16,7 @@ from memstate.prefix.tree import Found, Node, Tree
 from memstate.salts import encode, encode_plain
 from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
-from memstate.tokens import BYTES, SaltedTokens
+from memstate.tokens import BYTES, NUMBER, SaltedTokens, ids, joined
 
 
 class Keys:
@@ -64,8 +64,9 @@ class Keys:
         whole = len(key) // page
         digests = list(known[:whole])
         digest = digests[-1] if digests else blake2b(self.fingerprint + encode(salt), digest_size=DIGEST_BYTES).digest()
-        for start in range(len(digests) * page, whole * page, page):
-            digest = blake2b(digest + key[start : start + page], digest_size=DIGEST_BYTES).digest()
+        tokens, size = ids(key[len(digests) * page : whole * page]).tobytes(), self.page_tokens * NUMBER
+        for start in range(0, len(tokens), size):
+            digest = blake2b(digest + tokens[start : start + size], digest_size=DIGEST_BYTES).digest()
             digests.append(digest)
         return digests
 
@@ -79,7 +80,7 @@ class Keys:
                 break
         else:
             return known
-        whole = self.of(SaltedTokens(b"".join(step.key for step in steps), tree.salt(node)), known)
+        whole = self.of(SaltedTokens(joined(step.key for step in steps), tree.salt(node)), known)
         for step in steps:
             step.digests = whole[step.end - len(step.key) // self.unit : step.end]
         return whole

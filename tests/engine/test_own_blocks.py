@@ -85,7 +85,7 @@ def served(engine: Any, given: Prompts, draw: Random | None = None) -> Iterator[
 def without_kv(engine: Any) -> tuple[int, int]:
     """Returns the number of cached states without KV, and how many of these will not be evicted before all others."""
     cache, known = engine.mem.prefix, {ms_key(key) for key in engine.blocks.by_key}
-    dead = [node for node in cache.stated() if node.key[-own.BLOCK * 8 :] not in known]
+    dead = [node for node in cache.stated() if node.key[-own.BLOCK * BYTES :] not in known]
     first = set(cache.next_states(cache.superseded_states))
     return len(dead), sum(node not in first for node in dead)
 

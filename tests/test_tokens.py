@@ -12,10 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import memstate as ms
-from memstate.tokens import BYTES, SaltedTokens, common, encode
+from memstate.tokens import BYTES, SaltedTokens, common, encode, ids, joined
 from tests.support.build import build
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
+EDGES = st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**32 + 1, -1, -(2**63)])  # some have equal lower halves
 SMALL = st.integers(0, 127)
 FORMS: dict[str, Callable[[list[int]], Any]] = {
     "tuple": tuple,
@@ -36,15 +37,32 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 
 
 def spelled(tokens: list[int]) -> bytes:
-    """Returns the expected key: the bytes of each token, one after the other."""
-    return b"".join(token.to_bytes(BYTES, "little", signed=True) for token in tokens)
+    """Returns the expected key of small tokens: the bytes of each token, one after the other."""
+    return b"".join(token.to_bytes(BYTES, "little") for token in tokens)
 
 
-@given(st.lists(INT64))
+@given(st.lists(INT64 | EDGES))
 @example([])
 @example([2**63 - 1, -(2**63), 0, -1])
-def test_a_key_is_the_tokens_eight_bytes_each(tokens: list[int]) -> None:
-    assert encode(tokens) == encode(tuple(tokens)) == encode(np.array(tokens, np.int64)) == spelled(tokens)
+@example([0, 2**32 - 1])
+@example([2**32])
+def test_a_key_is_the_tokens_four_bytes_each_if_all_fit(tokens: list[int]) -> None:
+    key = encode(tokens)
+    assert key == encode(tuple(tokens)) == encode(np.array(tokens, np.int64)) and ids(key).tolist() == tokens
+    assert (key == spelled(tokens)) if all(0 <= token < 2**32 for token in tokens) else not isinstance(key, bytes)
+
+
+@settings(max_examples=300)
+@given(st.lists(EDGES, max_size=9), st.lists(EDGES, max_size=9), st.integers(0, 9), st.integers(0, 18))
+def test_equal_tokens_are_one_key_however_it_was_cut_and_joined(
+    one: list[int], other: list[int], a: int, b: int
+) -> None:
+    key, part = encode(one) + encode(other), slice(a * BYTES, b * BYTES)
+    assert key == joined([encode(one), encode(other)]) == encode(one + other) and len(key) == BYTES * len(one + other)
+    assert key[part] == encode((one + other)[a:b]) and hash(key[part]) == hash(encode((one + other)[a:b]))
+    assert (encode(one) == encode(other)) == (one == other)
+    same = next((at for at, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
+    assert common(encode(one), encode(other), BYTES) == same * BYTES
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.testing import EngineDiffers, compare
+from memstate.tokens import BYTES, Key, encode_keys
 from tests.support.sources import ROOT, Change, changed
 
 SOURCE = (ROOT / "examples" / "own_blocks.py").read_text()
@@ -90,10 +91,8 @@ def without_kv(engine: Any) -> tuple[int, int]:
     return len(dead), sum(node not in first for node in dead)
 
 
-def ms_key(key: bytes) -> bytes:
+def ms_key(key: bytes) -> Key:
     """Returns a key of the example in the form that the prefix cache uses."""
-    from memstate.tokens import encode_keys
-
     return encode_keys([key], own.BLOCK)
 
 

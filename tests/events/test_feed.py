@@ -11,7 +11,7 @@ from memstate.errors import ConfigurationError, OutOfPages, OutOfSlots
 from memstate.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Feed, Index, salt_tag
 from memstate.events.wire import KV, STATES, pack, unpack
 from memstate.tiers import Tiers
-from memstate.tokens import BYTES
+from memstate.tokens import BYTES, Key, joined
 from tests.support.build import build
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
@@ -45,10 +45,10 @@ def read(feed: Feed, index: Index) -> list[object]:
     return batch.events
 
 
-def told(index: Index) -> dict[tuple[str | None, bytes], set[int]]:
+def told(index: Index) -> dict[tuple[str | None, Key], set[int]]:
     """Returns what an index has: (salt tag, tokens) of each block -> its groups."""
     blocks = index._workers["w"]
-    ends: dict[object, tuple[str | None, bytes]] = {}
+    ends: dict[object, tuple[str | None, Key]] = {}
     for (above, tokens), block in blocks._next.items():  # the dict has each block after its parent
         tag, before = (above[0], b"") if isinstance(above, tuple) else ends[above]
         ends[block] = tag, before + tokens
@@ -56,13 +56,13 @@ def told(index: Index) -> dict[tuple[str | None, bytes], set[int]]:
     return {ends[block]: set(groups) for block, groups in blocks._groups.items()}
 
 
-def held(mem: ms.StateManager) -> dict[tuple[str | None, bytes], set[int]]:
+def held(mem: ms.StateManager) -> dict[tuple[str | None, Key], set[int]]:
     """Returns what the cache has: (salt tag, tokens) of each block -> its groups."""
-    groups: dict[tuple[str | None, bytes], set[int]] = {}
+    groups: dict[tuple[str | None, Key], set[int]] = {}
     for salt, node in mem.prefix.tree.walk():
         if node.ghost:
             continue
-        key = b"".join(step.key for step in list(node.path())[::-1])
+        key = joined(step.key for step in list(node.path())[::-1])
         unit = PAGE * BYTES
         for end in range(len(key) - len(node.key) + unit, len(key) + 1, unit):
             groups.setdefault((salt_tag(salt), key[:end]), set()).add(KV)

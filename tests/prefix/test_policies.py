@@ -14,7 +14,7 @@ from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, CLASSES, NAME
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.requests.pages import NO_PAGES
-from memstate.tokens import BYTES, SaltedTokens, encode
+from memstate.tokens import BYTES, SaltedTokens, encode, joined
 
 
 class Forest:
@@ -298,7 +298,7 @@ class Prompts:
     def __call__(self, pages: int, above: Node | None = None) -> Node:
         """Returns a new node with a state that no policy knows of, below the node `above`."""
         self.serial += 1
-        key = b"".join(step.key for step in reversed(list(above.path()))) if above else b""
+        key = joined(step.key for step in reversed(list(above.path()))) if above else b""
         key += encode([1000 * self.serial + i for i in range(pages)])
         node, _ = self.tree.insert(SaltedTokens(key, None), NO_PAGES)
         node.snapshot = Snapshot(self.serial, 0, node.end)

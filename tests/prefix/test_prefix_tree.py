@@ -12,15 +12,21 @@ from hypothesis import strategies as st
 from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
-from memstate.tokens import SaltedTokens, encode
+from memstate.tokens import BYTES, Key, SaltedTokens, encode, ids, joined
 
-UNIT = 16  # bytes of a page of two tokens
-PAGES = [encode(page) for page in ((0, 0), (0, 1), (1, 0))]  # the first two begin with the same token
+UNIT = 2 * BYTES  # bytes of a page of two tokens
+WIDE = 16  # the same with 64 bits for each token, as the model has it
+# the first two begin with the same token; the last two are wide, and one has the lower halves of the first
+PAGES = [encode(page) for page in ((0, 0), (0, 1), (1, 0), (0, 2**32), (-1, 0))]
 Prefix = tuple[Hashable, bytes]
 
 
+def wide(key: Key) -> bytes:
+    return ids(key).tobytes()
+
+
 def below(node: Node) -> bytes:
-    return b"".join(step.key for step in reversed(list(node.path())))
+    return wide(joined(step.key for step in reversed(list(node.path()))))
 
 
 class Naive:
@@ -39,12 +45,13 @@ class Naive:
 
     def prefixes(self, key: bytes, salt: Hashable) -> list[Prefix]:
         """Returns the prefixes of a key in whole pages, shortest first."""
-        return [(salt, key[:end]) for end in range(UNIT, len(key) + 1, UNIT)]
+        return [(salt, key[:end]) for end in range(WIDE, len(key) + 1, WIDE)]
 
-    def insert(self, key: bytes, salt: Hashable, at: int) -> Node:
+    def insert(self, key: Key, salt: Hashable, at: int) -> Node:
         """Inserts a key in two calls, the second from page `at` on, as an insert with a state in the middle does."""
         mine = [next(self.next) for _ in range(len(key) // UNIT)]
-        there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
+        prefixes = self.prefixes(wide(key), salt)
+        there = [prefix in self.pages for prefix in prefixes]
         start = (
             self.tree.insert(SaltedTokens(key[: at * UNIT], salt), array("q", mine[:at]))[0]
             if 0 < at < len(mine)
@@ -53,11 +60,11 @@ class Naive:
         longer = SaltedTokens(key + PAGES[at % len(PAGES)], salt)  # only the pages of `key` are inserted
         node, had = self.tree.insert(longer, array("q", [*mine, 0]), start, len(mine))
         assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
-        for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
+        for prefix, page in zip(prefixes, mine, strict=True):
             self.pages.setdefault(prefix, page)
             self.ghost.discard(prefix)
-        assert below(node) == key and node.end == len(key) // UNIT
-        assert list(self.tree.pages_to(node)) == [self.pages[prefix] for prefix in self.prefixes(key, salt)]
+        assert below(node) == wide(key) and node.end == len(key) // UNIT
+        assert list(self.tree.pages_to(node)) == [self.pages[prefix] for prefix in prefixes]
         return node
 
     def give(self, node: Node, salt: Hashable) -> None:
@@ -108,7 +115,7 @@ class Naive:
         seen, ghost = {}, set[Prefix]()
         for salt, node in nodes:
             key, size = below(node), len(node.key) // UNIT
-            assert node.key and len(node.pages) == (0 if node.ghost else size) and node.end * UNIT == len(key)
+            assert node.key and len(node.pages) == (0 if node.ghost else size) and node.end * WIDE == len(key)
             assert node.carriers == sum(not child.ghost for child in node.children.values())
             assert all(child.parent is node and first == child.key[:UNIT] for first, child in node.children.items())
             seen |= dict(zip(self.prefixes(key, salt)[-size:], node.pages, strict=not node.ghost))
@@ -120,8 +127,8 @@ class Naive:
         leased = {id(step): len(step.pages) for lease in self.leases for step in lease.path()}
         assert tree.leased_pages == sum(leased.values())
 
-    def find(self, key: bytes, salt: Hashable) -> None:
-        hit, prefixes = self.tree.find(SaltedTokens(key, salt)), self.prefixes(key, salt)
+    def find(self, key: Key, salt: Hashable) -> None:
+        hit, prefixes = self.tree.find(SaltedTokens(key, salt)), self.prefixes(wide(key), salt)
         there = [prefix for prefix in prefixes if prefix in self.pages]
         known = [prefix for prefix in prefixes if prefix in self.pages or prefix in self.ghost]
         stated = [prefix for prefix in there if prefix in self.states]
@@ -137,16 +144,16 @@ class Naive:
         ):
             path = below(node)
             assert path.startswith(prefix[-1][1] if prefix else b"") and not (path and not prefix)
-            assert len(path) - len(node.key) < len(prefix[-1][1] if prefix else b" ")
-        assert key.startswith(below(hit.known))
+            assert len(path) - len(wide(node.key)) < len(prefix[-1][1] if prefix else b" ")
+        assert wide(key).startswith(below(hit.known))
         for end in range(len(prefixes)) if salt in self.tree.roots else ():
             assert self.tree.find(SaltedTokens(key, salt), end) == self.tree.find(SaltedTokens(key[: end * UNIT], salt))
         for start in self.leases:
-            if self.tree.salt(start) == salt and start.end and key.startswith(below(start)):
+            if self.tree.salt(start) == salt and start.end and wide(key).startswith(below(start)):
                 further = self.tree.find(SaltedTokens(key, salt), None, start)
                 assert further._replace(evicted=None) == hit._replace(evicted=None)
 
-    def entered(self, key: bytes, salt: Hashable) -> Node:
+    def entered(self, key: Key, salt: Hashable) -> Node:
         """Returns the deepest node that a key leads into."""
         known = self.tree.find(SaltedTokens(key, salt)).known
         at = known.end * self.tree.page
@@ -162,10 +169,10 @@ CALLS = st.tuples(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(CALLS, max_size=40))
-def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes], str, int]]) -> None:
+def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[Key], str, int]]) -> None:
     naive = Naive()
     for action, pages, salt, at in calls:
-        key = b"".join(pages)
+        key = joined(pages)
         node = naive.entered(key, salt)
         if action == "insert":
             naive.insert(key, salt, at)
@@ -183,7 +190,7 @@ def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes]
         elif action == "remove" and not node.is_root:
             naive.remove(node, salt)
         naive.check()
-        for cut in (0, 1, 8, 15):  # a page that is filled in part is not found
+        for cut in (0, BYTES):  # a page that is filled in part is not found
             naive.find(key[: len(key) - cut], salt)
     for lease in naive.leases:
         naive.tree.unlease(lease)
@@ -197,8 +204,8 @@ def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes]
     assert not naive.tree.roots and not naive.tree.nodes and not naive.tree.total_pages
 
 
-def key_of(*pages: int) -> bytes:
-    return b"".join(encode([page, page]) for page in pages)
+def key_of(*pages: int) -> Key:
+    return joined(encode([page, page]) for page in pages)
 
 
 def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
 from memstate.tiers import keys as module
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tokens import SaltedTokens
+from memstate.tokens import BYTES, Key, SaltedTokens
 from memstate.tokens import encode as encode_tokens
 
 STATE = StateLayout((Plane("conv", (6, 3), torch.bfloat16), Plane("ssm", (2, 4, 4), torch.float32)), layers=3)
@@ -25,6 +26,10 @@ def tokens(n: int, seed: int) -> bytes:
     return random.Random(seed).randbytes(8 * n)
 
 
+def key_of(tokens: bytes) -> Key:
+    return encode_tokens(np.frombuffer(tokens, np.int64))
+
+
 def test_values_are_those_of_every_other_process() -> None:
     """These values never change: with other values, no process would find what storage has."""
     assert KEYS.fingerprint.hex() == "4ac088215539508cd7617a602fe921a3391aa7c1999c8715846ef3bd9cb7fd98"
@@ -33,25 +38,32 @@ def test_values_are_those_of_every_other_process() -> None:
         "8903c73b9b50f18f1dbb69d79c8a9dd3626146f57142bf350573e7d78341af9d",
         "32cee0323a69ac96663f01ae3fe3ba632e9dd1d30680a88b34610b4d8454a0bf",
     ]
+    keys = Keys(bytes(range(32)), 2)
+    wide = keys.of(SaltedTokens(encode_tokens([-1, 2**31, 2**32 - 1, 2**32, -(2**63), 2**63 - 1, 0, 7]), "salt"))
+    assert [digest.hex()[:32] for digest in wide] == [
+        "5d24e4692182ad97ed60c6217c398f32", "f3e6aa5a794c509c5d32085ca68d96c7",
+        "59270a511ab89dd99c3e974a4c0d49b2", "88d71046c41aaf9eb165249bccd435cf",
+    ]  # fmt: skip
 
 
 def test_a_digest_stands_for_all_tokens_before_it() -> None:
-    key = tokens(32, 1)
+    raw = tokens(32, 1)
+    key = key_of(raw)
     whole = KEYS.of(SaltedTokens(key, None))
     assert len(set(whole)) == 8
     for n in range(33):
-        assert KEYS.of(SaltedTokens(key[: n * 8], None)) == whole[: n // 4]
-    for changed in range(len(key)):  # one bit anywhere changes the digests of this page and of all after it
-        other = bytearray(key)
+        assert KEYS.of(SaltedTokens(key[: n * BYTES], None)) == whole[: n // 4]
+    for changed in range(len(raw)):  # one bit anywhere changes the digests of this page and of all after it
+        other = bytearray(raw)
         other[changed] ^= 1
-        digests = KEYS.of(SaltedTokens(bytes(other), None))
+        digests = KEYS.of(SaltedTokens(key_of(bytes(other)), None))
         page = changed // 32
         assert digests[:page] == whole[:page] and not set(digests[page:]) & set(whole)
 
 
 @pytest.mark.parametrize("known", range(10))
 def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, calls = tokens(4 * 9 + 3, 2), []
+    key, calls = key_of(tokens(4 * 9 + 3, 2)), []
     whole = KEYS.of(SaltedTokens(key, "salt"))
 
     def counted(data: bytes, digest_size: int) -> object:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 import memstate as ms
@@ -22,6 +21,7 @@ from memstate.engine.conversations import SessionCalls
 from memstate.engine.device import DeviceCalls
 from memstate.engine.pool import StatePool
 from memstate.kernels.dispatch import Backend
+from memstate.tokens import ids
 from tests.proof.injection.points import Tracer
 from tests.proof.injection.verdict import ERRORS, broken, fingerprint, forked, reply, split
 from tests.proof.stateful.ledger import Text
@@ -173,11 +173,11 @@ class Torn(Driven):
         of_names = {encoded(self.names(text, fill=True)): text for text in whole_pages}
         whole: dict[object, bytes] = {}
         for _, node in self.mem.prefix.tree.walk() if self.mem.prefix else ():
-            whole[node] = whole.get(node.parent, b"") + node.key
+            whole[node] = whole.get(node.parent, b"") + ids(node.key).tobytes()
             if node.snapshot:
                 texts[node.snapshot.register] = [of_names[whole[node]]]
         for talk in owners.sessions(self.mem).opened.values():
-            known = tuple(np.frombuffer(talk.prompt.key, np.int64).tolist())
+            known = tuple(ids(talk.prompt.key).tolist())
             texts |= {one.register: [known[: one.length]] for one in talk.kept}
         kept = {snap.register: one.text for snap, one in self.snaps.items()}
         for register, snap in owners.states(self.mem).items():

@@ -16,6 +16,7 @@ from torch import Tensor
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TailRecord
+from memstate.tokens import encode_keys, ids
 from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Start, Talk
 from tests.proof.stateful.ledger import COLUMNS, OF_TAILS, Kept, Row, Text
@@ -74,10 +75,11 @@ def foreign() -> Foreign:
     return Foreign(tuple(rows[1:]), snapshot, step)
 
 
+LARGE = 2**40 + 1  # an id that does not fit 32 bits, such as the hash of an image
 STEMS: tuple[Text, ...] = (
     (0, 1, 2, 0, 1, 1, 2, 2, 0, 0, 1, 2, 1, 0),
-    (0, 1, 2, 0, 1, 1, 2, 1, 1, 0, 2, 2, 0, 1),
-    (2, 0, 0, 1, 2, 1, 0, 0, 2, 1, 1, 2, 0, 2),
+    (0, 1, 2, 0, 1, 1, 2, 1, LARGE, 0, 2, 2, 0, 1),
+    (2, 0, 0, 1, LARGE, 1, 0, 0, 2, 1, 1, 2, 0, LARGE),
 )  # fmt: skip
 NO_TOKENS: tuple[Any, ...] = ([], [0.5], [[1, 2]], [2**64], "text", 5, torch.zeros(2))
 SALTS = (None, None, None, "salt")
@@ -273,7 +275,7 @@ class Machine:
         users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
-            h.id: Held(s.prompt.key, [one.register for one in s.kept], list(s.pages), s.row)
+            h.id: Held(ids(s.prompt.key).tobytes(), [one.register for one in s.kept], list(s.pages), s.row)
             for h, s in owners.sessions(mem).opened.items()
         }
         self._same("sessions", kept, {
@@ -449,11 +451,12 @@ class Machine:
     # Names of texts: tokens, or keys of whole pages
 
     def names(self, text: Text, fill: bool = False) -> list[int]:
-        """Returns the names of a text. fill: keys are followed by zeros, one number for each token."""
-        size, zeros = self.settings.page_size, [0] * (self.settings.page_size - 1) * fill
+        """Returns the names of a text. fill: keys as the numbers that memstate has for them, one for each token."""
+        size = self.settings.page_size
         if not self.settings.keyed:
             return list(text)
-        return [n for end in range(size, len(text) + 1, size) for n in (key_of(text[:end]), *zeros)]
+        keys = [key_of(text[:end]) for end in range(size, len(text) + 1, size)]
+        return ids(encode_keys(keys, size)).tolist() if fill else keys
 
     def spell(self, d: Digits, text: Text) -> Any:
         """Returns the names of a text in one of the types that memstate accepts."""
@@ -623,7 +626,7 @@ def placed(cache: ms.prefix.PrefixCache) -> Iterator[tuple[tuple[str, bytes], An
     """Yields each node of the tree of the cache, with its salt and its tokens from the root on."""
     whole: dict[object, bytes] = {}
     for salt, node in cache.tree.walk():
-        whole[node] = whole.get(node.parent, b"") + node.key
+        whole[node] = whole.get(node.parent, b"") + ids(node.key).tobytes()
         yield (repr(salt), whole[node]), node
 
 
@@ -633,7 +636,7 @@ def _nodes(cache: ms.prefix.PrefixCache) -> list[Node]:
     nodes = []
     for salt, node in cache.tree.walk():
         key, pages = whole.get(node.parent, (b"", []))
-        whole[node] = key + node.key, [*pages, *node.pages]
+        whole[node] = key + ids(node.key).tobytes(), [*pages, *node.pages]
         state = node.snapshot
         at = state.register if state else 0, state.length if state else 0
         nodes.append(Node(repr(salt), *whole[node], *at, node.evicted, node.leases))
@@ -655,7 +658,8 @@ def spelled(d: Digits, tokens: Text) -> Any:
     if how == 1:
         return tokens
     if how == 2:
-        return np.array(tokens, d.pick(np.int64, np.int16, np.int32, np.uint64))
+        kind = d.pick(np.int64, np.int16, np.int32, np.uint64)
+        return np.array(tokens, kind if max(tokens, default=0) < LARGE else np.int64)
     if how == 3:
         return on_host(tokens)
     if how == 4:

@@ -24,7 +24,7 @@ from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
 from memstate.tiers.stores.base import Bytes as Record
 from memstate.tiers.workers import Job, Workers
-from memstate.tokens import SaltedTokens
+from memstate.tokens import SaltedTokens, encode
 from tests.proof.stateful.ledger import (
     EMPTY,
     FILLED,
@@ -634,7 +634,7 @@ class Lower:
     def digest(self, key: Key) -> bytes:
         if key not in self._digests:
             salt, tokens = key
-            digests = self.keys.of(SaltedTokens(np.array(tokens, np.int64).tobytes(), salt))
+            digests = self.keys.of(SaltedTokens(encode(tokens), salt))
             for end, digest in enumerate(digests, 1):
                 self._digests[salt, tokens[: end * self.settings.page_size]] = digest
         return self._digests[key]

@@ -24,7 +24,6 @@ NUMBER = 8  # bytes of an id, and of a block's key that is a number
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 Keys = Sequence[int] | Sequence[bytes] | npt.NDArray[np.integer]
 HALF, LONG, WORD = np.dtype(np.uint32), np.dtype(np.int64), np.dtype(np.uint64)
-LISTS, BUFFERS = (list, tuple, range), (bytes, bytearray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +103,12 @@ def encode(tokens: Tokens) -> Key:
         InvalidArgument: the tokens are not whole numbers in one dimension, or do not fit 64 bits.
     """
     try:
-        if isinstance(tokens, LISTS):
+        if isinstance(tokens, (list, tuple, range)):
             try:
                 return Struct(f"={len(tokens)}I").pack(*tokens)  # takes half the time of numpy
             except StructError:  # an id is beyond 32 bits, or something is no id
-                given = np.frombuffer(Struct(f"{len(tokens)}q").pack(*tokens), np.int64)
-        else:
-            given = np.frombuffer(tokens, np.uint8) if isinstance(tokens, BUFFERS) else np.asarray(tokens)
+                tokens = np.frombuffer(Struct(f"{len(tokens)}q").pack(*tokens), np.int64)
+        given = np.frombuffer(tokens, np.uint8) if isinstance(tokens, (bytes, bytearray)) else np.asarray(tokens)
     except (TypeError, ValueError, OverflowError, RuntimeError, StructError) as error:
         raise InvalidArgument(f"tokens: {error}; expected whole numbers that fit 64 bits") from error
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):

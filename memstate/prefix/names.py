@@ -7,9 +7,9 @@ from memstate import logs
 from memstate.checks import is_count, require_kind, require_salt, shown
 from memstate.errors import InvalidArgument
 from memstate.requests.handles import Request
-from memstate.tokens import BYTES, NUMBER, Key, SaltedTokens, encode, encode_keys
+from memstate.tokens import BYTES, NUMBER, Key, SaltedTokens, encode, encode_keys, ids
 
-SMALL = 3  # bytes of the id of a block; a hash of 64 bits is hardly ever so small
+SMALL = 24  # bits of the id of a block; a hash of 64 bits is hardly ever so small
 
 
 class Names:
@@ -60,9 +60,8 @@ class Names:
         width = len(given[0]) if encoded and isinstance(given[0], bytes) else 0
         if encoded and self._width is None:
             self._width, self.last = width, slice(-unit, min((width or NUMBER) - unit, 0) or None)
-            if isinstance(encoded, bytes) and not any(
-                any(encoded[at + SMALL : at + unit]) for at in range(0, len(encoded), unit)
-            ):
+            numbers = ids(encoded).reshape(-1, self.size)
+            if not (numbers[:, 1:].any() or (numbers >> SMALL).any()):
                 why = "ids of blocks come back with other tokens; a key is a hash of all tokens up to the block's end"
                 logs.event(logs.logger("prefix"), logging.WARNING, "keys like ids", keys=shown(given), why=why)
         elif encoded and width != self._width:

@@ -60,13 +60,12 @@ class Keys:
         Raises:
             InvalidArgument: `require_salt` refuses the salt.
         """
-        page, key, salt = self.unit, prompt.key, prompt.salt
-        whole = len(key) // page
-        digests = list(known[:whole])
+        salt, size = prompt.salt, self.page_tokens * NUMBER
+        digests = list(known[: len(prompt.key) // self.unit])
         digest = digests[-1] if digests else blake2b(self.fingerprint + encode(salt), digest_size=DIGEST_BYTES).digest()
-        tokens, size = ids(key[len(digests) * page : whole * page]).tobytes(), self.page_tokens * NUMBER
-        for start in range(0, len(tokens), size):
-            digest = blake2b(digest + tokens[start : start + size], digest_size=DIGEST_BYTES).digest()
+        tokens = ids(prompt.key[len(digests) * self.unit :]).tobytes()
+        for end in range(size, len(tokens) + 1, size):
+            digest = blake2b(digest + tokens[end - size : end], digest_size=DIGEST_BYTES).digest()
             digests.append(digest)
         return digests
 

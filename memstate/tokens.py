@@ -26,7 +26,7 @@ Keys = Sequence[int] | Sequence[bytes] | npt.NDArray[np.integer]
 HALF, LONG, WORD = np.dtype(np.uint32), np.dtype(np.int64), np.dtype(np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Wide:
     """A key with ids beyond 32 bits, such as hashes of images. Lengths and slices are in bytes of `low`.
 
@@ -43,7 +43,7 @@ class Wide:
 
     def __getitem__(self, part: slice) -> "bytes | Wide":
         low, high = self.low[part], self.high[part]
-        return Wide(low, high) if high.strip(b"\0") else low
+        return low if high == bytes(len(high)) else Wide(low, high)
 
     def __add__(self, other: "bytes | Wide") -> "bytes | Wide":
         return joined([self, other])

@@ -1,5 +1,7 @@
 """Says whether this process interprets kernels, and mends the interpreter."""
 
+import os
+import sys
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any
@@ -9,6 +11,8 @@ def interpreted() -> bool | None:
     """Returns whether this process interprets kernels; None without Triton."""
     if find_spec("triton") is None:
         return None
+    if "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ:
+        return False  # Triton would say so, too, after a long import
     from triton import knobs  # imported late: Triton is optional
 
     return bool(knobs.runtime.interpret)

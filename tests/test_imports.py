@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from memstate.kernels.dispatch import OPS
+from tests.support.processes import python
 from tests.support.sources import ROOT, sources
 
 # Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
@@ -230,6 +231,18 @@ def test_core_needs_no_extra_and_no_triton() -> None:
     done = run_without("typer rich pytest hypothesis triton transformers", code)
     layout = "StateLayout(conv, ssm x 36 layers, layer_major, 9.21 MiB per slot with 0 B padding)"
     assert (done.stdout.splitlines(), done.returncode) == (["reference [1, 2]", layout], 0), done.stderr
+
+
+@pytest.mark.parametrize("backend", ("reference", "auto"))
+def test_a_manager_on_the_reference_loads_no_compiler(backend: str) -> None:
+    code = (
+        "import sys; import memstate as ms; from torch import float32\n"
+        "layout = ms.StateLayout((ms.Plane('ssm', (8,), float32),), layers=1)\n"
+        f"mem = ms.StateManager(layout, slots=4, max_requests=2, device='cpu', backend={backend!r})\n"
+        "mem.settle(mem.plan(mem.admit([ms.Request('a', tokens=range(9))])))\n"
+        "print({'triton', 'sympy', 'torch._dynamo', 'torch._inductor'} & {*sys.modules}, mem.backend.name)"
+    )
+    assert python("-c", code) == "set() reference\n"
 
 
 def test_command_line_names_the_missing_extra() -> None:

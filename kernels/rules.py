@@ -166,8 +166,8 @@ def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Lon
 
 def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
     """Returns which lengths are boundaries beyond `tracked`: multiples of `every`."""
-    at: Flags = length % rules.every == 0
-    return at & (length > columns.tracked[rows]) if at.any() else at
+    beyond: Flags = length > columns.tracked[rows]
+    return beyond & (length % rules.every == 0)
 
 
 def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim: Claim) -> Longs:
@@ -183,9 +183,8 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
         claim: returns one more slot for each entry that needs one.
     """
     lanes = np.zeros(len(rows), np.int64)
-    if not wanted.any():
-        return lanes
-    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # a row that reads a source has its snapshot: the source
+    at = wanted.nonzero()[0]
+    at = at[columns.source[rows[at]] == 0]  # a row that reads a source has its snapshot: the source
     if not at.size:
         return lanes
     slots, live = columns.slots, rows[at] * REGISTERS_PER_ROW
@@ -207,7 +206,7 @@ def _write_lane(columns: Columns, rules: Rules, rows: Longs, label: Longs, wante
     lanes hold a slot, the one with the older snapshot; with `in_place`, the only lane with a slot.
     """
     lanes = np.zeros(len(rows), np.int64)
-    at = np.flatnonzero(wanted)
+    at = wanted.nonzero()[0]
     if not at.size:
         return lanes
     slots, labels = columns.slots, columns.labels

@@ -1,7 +1,7 @@
 """Gives the references device tensors as numpy arrays: the same memory on a CPU, otherwise copies."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 
 import numpy as np
@@ -11,16 +11,17 @@ from torch import Tensor, from_numpy
 Ints = NDArray[np.int32]
 
 
-@contextmanager
-def on_host(*tensors: Tensor) -> Iterator[tuple[Ints, ...]]:
+def on_host(*tensors: Tensor) -> AbstractContextManager[tuple[Ints, ...]]:
     """Yields arrays of the tensors; changes of the arrays are in the tensors afterwards. Syncs: off the CPU.
 
     Args:
         tensors: tensors of one device.
     """
-    if tensors[0].is_cpu:
-        yield _same_memory(tensors)
-        return
+    return nullcontext(_same_memory(tensors)) if tensors[0].is_cpu else _copies(tensors)
+
+
+@contextmanager
+def _copies(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Ints, ...]]:
     arrays = tuple(tensor.cpu().numpy() for tensor in tensors)
     yield arrays
     for tensor, array in zip(tensors, arrays, strict=True):

@@ -3,6 +3,8 @@
 Tests compare `memstate.kernels.tracking` with this reference, which replaces the kernels where Triton is missing.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from torch import Tensor
 
@@ -26,12 +28,26 @@ from memstate.kernels.tables import (
 )
 
 
-def batch_columns(packet: Ints, batch: int) -> tuple[Longs, Longs]:
-    """Returns (rows, tokens) of a packet's batch; zeros if the batch has another size."""
-    second = HEADER_INTS + (batch + 3) // 4 * 4
-    fits = int(packet[Section.BATCH]) == batch
-    rows, tokens = (packet[start : start + batch].astype(np.int64) * fits for start in (HEADER_INTS, second))
-    return rows, tokens
+def batch_of(packet: Ints, batch: int, table: int, tails: bool) -> tuple[Longs, Longs, Longs]:
+    """Returns (the entries of a packet's batch that are no padding, their rows, their tokens).
+
+    Args:
+        packet: the packet; if its batch has another size, all of its entries are padding.
+        batch: entries of the batch.
+        table: rows of the table, with row 0.
+        tails: whether tokens can be negative, for drafts.
+    """
+    fits = batch if packet[Section.BATCH] == batch else 0
+    return _entries(packet[HEADER_INTS : HEADER_INTS + 2 * (-(-batch // 4) * 4)].tobytes(), fits, table, tails)
+
+
+@lru_cache(maxsize=4)
+def _entries(sent: bytes, batch: int, table: int, tails: bool) -> tuple[Longs, Longs, Longs]:
+    """See `batch_of`; cached, because a decode loop plans the same batch every step."""
+    rows, tokens = np.frombuffer(sent, np.int32).reshape(2, -1)[:, :batch].astype(np.int64)
+    reads = tokens != 0 if tails else tokens > 0
+    at = np.flatnonzero(reads & (rows > 0) & (rows < table))
+    return at, rows[at], tokens[at]
 
 
 def claims(bitmap: Ints, counters: Ints, limit: int) -> Claim:
@@ -87,40 +103,41 @@ def plan(
     with on_host(*registers[:4], *columns) as arrays:
         slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
         out = StepRecord(*arrays[7:12])  # type: ignore[arg-type]
-        given, tokens = batch_columns(sent, len(out.rows))
-        reads = tokens > 0
+        at, rows, tokens = batch_of(sent, len(out.rows), len(source), bool(of_tails))
+        live = rows * REGISTERS_PER_ROW
+        held = slots[live].nonzero()[0]
+        if held.size < at.size:
+            at, rows, tokens, live = at[held], rows[held], tokens[held], live[held]
         if of_tails:
             pending, newest, *rest = arrays[16:]
             seen = TailRecord(*rest)  # type: ignore[arg-type]
             _count_accepted(seen, pending, newest)
             tokens, drafts = drafted(tokens)
-            reads = (tokens > 0) | (drafts > 0)
-        at = np.flatnonzero(reads & (given > 0) & (given < len(source)))
-        at = at[slots[given[at] * REGISTERS_PER_ROW] != 0]
-        rows = given[at]
-        live = rows * REGISTERS_PER_ROW
-        origin = np.where(source[rows] > 0, source[rows], live)
+        first = source[rows]
+        origin = np.where(first > 0, first, live)
         length = labels[origin].astype(np.int64)
         read = slots[origin]
-        after = length + tokens[at]
+        after = length + tokens
         columns = Columns(slots, labels, tracked, source)
         due = length, after
         if of_tails:
             before = pending[rows].astype(np.int64)
-            folded = fold(columns, rules, rows, length, before, tokens[at], drafts[at], int(sent[DEFER_CELL]))
+            folded = fold(columns, rules, rows, length, before, tokens, drafts, int(sent[DEFER_CELL]))
             due, after = folded.due(length), folded.after
             pending[rows], newest[rows] = folded.pending, folded.newest
-            told = rows, length, before, folded.store, length + before, np.maximum(tokens[at] - drafts[at], 0)
+            told = rows, length, before, folded.store, length + before, np.maximum(tokens - drafts, 0)
             for ints, numbers in zip(rest, told, strict=False):
                 ints[: len(out.rows)] = 0
                 ints[at] = numbers
             rest[-1][0] = len(out.rows)
         lanes = plan_snapshots(columns, rules, rows, *due, claims(bitmap, counters, int(sent[LIMIT_CELL])))
         labels[live], source[rows] = after, 0
-        snapshot = np.where((lanes > 0) & (rules.strategy != Strategy.REDIRECT), slots[lanes], 0)
-        for column, values in zip(out, (rows, tokens[at], read, slots[live], snapshot), strict=True):
-            column[:] = 0
-            column[at] = values
+        snapshot = 0 if rules.strategy == Strategy.REDIRECT else np.where(lanes > 0, slots[lanes], 0)
+        entries = slice(None) if at.size == len(out.rows) else at
+        for column, values in zip(out, (rows, tokens, read, slots[live], snapshot), strict=True):
+            if entries is at:
+                column[:] = 0
+            column[entries] = values
         for column in (out.read, out.write, out.snapshot) if rules.pad else ():
             column[column == 0] = rules.pad
         _resolve_marks(sent, len(out.rows), slots, *arrays[12:16])

@@ -38,6 +38,7 @@ class BatchColumns:
         end: number of columns for which the layers' tensors have room.
         keep: whether layers keep their tensors for the next forward.
         goes_on: whether the layers already have tensors of these rows, with all columns before the forward.
+        positions: positions of the new tokens, `batch column`.
         written: two tensors `batch column`: the page of each new column, and its place within the page.
 
     Syncs: yes with `keep`, to read for how many columns the pages of the rows have room.
@@ -52,19 +53,19 @@ class BatchColumns:
         self._start, self._table, self._size = self.past, page_table, size
         self._rows = torch.tensor(rows, device=device)[:, None]
         before = torch.tensor(lengths, device=device)[:, None]
-        self._positions = before + torch.arange(reach, device=device)  # positions of the new tokens and of later tokens
+        positions = before + torch.arange(reach, device=device)  # those of the new tokens and of later tokens
         self._pads = None if min(lengths) == self.past else self.past - before
         self._mask: Tensor | None = None
         if read is not None:
             columns, ends = torch.arange(self.past + new, device=device), torch.tensor(read, device=device)[:, None]
             self._mask = ((columns >= self.past - before) & (columns < self.past + ends)).long()
         self._read: dict[int, tuple[Tensor, Tensor]] = {}
-        known = (self._positions >= 0) & (self._positions < page_table.shape[1] * size)
-        self._pages, self._offsets = self._find(self._positions, known)
+        pages, offsets = self._find(positions, (positions >= 0) & (positions < page_table.shape[1] * size))
         if keep and page_table.numel():  # no column beyond the pages that all rows have in the table now
-            reach = max(new, int((self._pages > 0).all(0).sum()))
+            reach = max(new, int((pages > 0).all(0).sum()))
         self.end = self.past + reach
-        self.written = self._now(self._pages), self._now(self._offsets)
+        self._all = torch.stack((positions, pages, offsets))
+        self.positions, *self.written = self._now()
 
     def move(self, new: int) -> bool:
         """Moves on to the next forward of the same rows.
@@ -79,13 +80,9 @@ class BatchColumns:
         if not self.keep or past + new > self.end:
             return False
         self.past, self.new, self.goes_on = past, new, True
-        self.written, self._read = (self._now(self._pages), self._now(self._offsets)), {}
+        self.positions, *self.written = self._now()
+        self._read = {}
         return True
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions of the new tokens, `batch column`."""
-        return self._now(self._positions)
 
     @property
     def past_positions(self) -> Tensor:
@@ -114,10 +111,10 @@ class BatchColumns:
             self._read[first] = self._find(position, (position >= 0) & (position < self.positions[:, :1]))
         return self._read[first]
 
-    def _now(self, columns: Tensor) -> Tensor:
-        """Returns the columns of this forward from a tensor whose first column is that of the first forward."""
+    def _now(self) -> tuple[Tensor, ...]:
+        """Returns the position of each new column, its page, and its place within the page."""
         at = self.past - self._start
-        return columns[:, at : at + self.new]
+        return self._all[:, :, at : at + self.new].unbind()
 
     def _before(self, first: int, end: int) -> Tensor:
         """Returns the positions of columns `first` to `end - 1`; negative at pads."""
@@ -203,8 +200,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             kept = LayerPages(past_kv.contiguous() if columns.keep else past_kv, first)
         elif kept is None and columns.keep:  # there are no earlier columns to read
             kept = LayerPages(held.new_empty(*given.shape[:2], columns.end, given.shape[3]), first)
-        given = given.to(held.dtype)
-        held[columns.written] = given.transpose(1, 2)
+        given = given if given.dtype is held.dtype else given.to(held.dtype)
+        held[*columns.written] = given.transpose(1, 2)
         if kept is None:
             return given
         if columns.keep:

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from transformers import GenerationConfig, LogitsProcessor
@@ -112,8 +112,7 @@ def checked(model: Any, tokens: Any, of: str) -> list[int]:
     return whole
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One token of a running request.
 
     Attributes:

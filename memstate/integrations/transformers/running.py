@@ -186,6 +186,8 @@ def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]
         chunks: number of tokens that each row reads next.
         pads: limit of the pads in a forward.
     """
+    if not chunks:
+        return []
     first = {one: tokens for one, tokens in chunks.items() if not one.length}
     return [*alike({one: chunks[one] for one in chunks if one not in first}, 0), *alike(first, pads)]
 
@@ -197,7 +199,7 @@ def alike(counts: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
         counts: number of tokens that each row reads.
         pads: limit of the pads in a forward; 0: only rows with equal counts share one.
     """
-    groups = list[dict[Running, int]]()
+    groups: list[dict[Running, int]] = []
     longest = room = 0
     for one in sorted(counts, key=counts.__getitem__, reverse=True):
         tokens = counts[one]

@@ -1,6 +1,7 @@
 """Hands the states of a batch to the layers of a cache, as references or copies, and stores the new states."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 from weakref import ref
@@ -150,7 +151,7 @@ class States:
         Syncs: no.
         """
         if self._batch:  # on slots, the kernels have stored the states
-            with torch.no_grad():
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 self.store(step, self.collect())
         if self._keep:
             self._kept = step

@@ -173,7 +173,9 @@ class Steps:
         """Returns row -> number of prompt tokens that it reads, and a list of the rows that read only one token."""
         continues, budget = self._batches.layout.continues, self._chunk
         reading = dict.fromkeys(one for one in rows if one.unread > 1 and (continues or not one.length))
-        singles, later, chunks = [one for one in rows if one not in reading], list[Running](), dict[Running, int]()
+        singles = [one for one in rows if one not in reading]
+        later: list[Running] = []
+        chunks: dict[Running, int] = {}
         for one, kept in shares(reading, budget):
             tokens = min(one.unread, budget - kept) if continues else one.unread
             if tokens < 2 or budget < 1:
@@ -253,7 +255,8 @@ class Steps:
 
         On slots, rows that answer without guesses can share the forward: for them the result has an empty list.
         """
-        guesses, errors = dict[Running, list[int]](), list[Exception]()
+        guesses: dict[Running, list[int]] = {}
+        errors: list[Exception] = []
         for one in [one for one in running if one.draft is not None]:
             try:
                 if tokens := self._speculation.guesses(one):
@@ -310,7 +313,7 @@ class Steps:
 
     def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
         """Chooses a token for each row. A row ends if code of its request raises; the others keep their tokens."""
-        errors = list[Exception]()
+        errors: list[Exception] = []
         chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
         said = logprobs([one.prompt.logprobs for one in batch], chosen, logits)
         for one, token, (logprob, top) in zip(batch, chosen, said, strict=True):

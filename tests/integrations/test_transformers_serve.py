@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import memstate as ms
 from tests.support.tiny_models import FAMILIES, tiny
@@ -23,6 +25,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import steps
+from memstate.integrations.transformers.own import cache_argument, own_cache, read
 from tests.integrations.servers import KNOWN, Judged, hooked, ignore, stored
 
 BOUND = 1e-4
@@ -122,6 +125,33 @@ def test_requests_join_a_running_batch() -> None:
 
     assert [one.id for one in mst.serve(model, mem, arrivals())] == ["second", "first"]
     assert starts == [1]  # one request was running when the second came
+
+
+class Calls(TorchDispatchMode):
+    """Counts the calls of torch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return call(*args, **(kwargs or {}))
+
+
+def test_a_step_of_decode_calls_torch_a_few_times_more_than_the_own_cache() -> None:
+    model, ids = tiny("qwen3_next"), torch.tensor([TEXT[:9]] * 3)
+    server, cache = mst.Server(model, managed(model, prefix=None)), own_cache(model)
+    for _ in range(3):
+        server.submit(mst.Prompt(TEXT[:9]))
+    counts = []
+    with torch.inference_mode():
+        for start, tokens in ((0, ids), (9, ids[:, :1])):  # the prompts, then a token of each
+            with Calls() as ours:
+                server.step()
+            with Calls() as own:
+                read(model, cache_argument(model), cache, tokens, start)
+            counts.append(ours.count - own.count)
+    attend = sum(kind == "full_attention" for kind in model.config.layer_types)
+    assert counts[1] <= 23 + 8 * attend
 
 
 def test_states_and_kv_come_back_from_host_memory() -> None:

@@ -212,8 +212,8 @@ class Batches:
         ids = np.array([[*one, *[PAD] * (new - len(one))] for one in tokens], np.int64)
         given = self._inputs(rows, lengths, [*map(len, tokens)], new, goes_on) | dict.fromkeys(self._keep, last)
         given["input_ids"] = torch.from_numpy(ids).to(self.mem.planes.device)
-        logits: Tensor = self.model(**given).logits[:, -last:]
-        return logits
+        logits: Tensor = self.model(**given).logits
+        return logits if logits.shape[1] == last else logits[:, -last:]
 
     def _inputs(
         self, rows: Sequence[Row], lengths: Sequence[int], read: Sequence[int], new: int, goes_on: bool

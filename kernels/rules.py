@@ -164,13 +164,13 @@ def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Lon
     return old
 
 
-def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
-    """Returns which lengths are boundaries beyond `tracked`: multiples of `every`."""
-    beyond: Flags = length > columns.tracked[rows]
-    return beyond & (length % rules.every == 0)
+def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Longs:
+    """Returns the entries whose lengths are boundaries beyond `tracked`: multiples of `every`."""
+    at: Longs = (length % rules.every == 0).nonzero()[0]
+    return at[length[at] > columns.tracked[rows[at]]] if at.size else at
 
 
-def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim: Claim) -> Longs:
+def _keep_old(columns: Columns, rows: Longs, label: Longs, at: Longs, claim: Claim) -> Longs:
     """Turns the live slots of rows into snapshots, if another slot is left in which the row can go on.
 
     Returns the register of the lane of each row, 0 for none.
@@ -179,12 +179,12 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
         columns: the columns; slots, labels and `tracked` change.
         rows: numbers of the rows.
         label: label of each row's snapshot.
-        wanted: whether a snapshot of each row is due.
+        at: entries for which a snapshot is due.
         claim: returns one more slot for each entry that needs one.
     """
     lanes = np.zeros(len(rows), np.int64)
-    at = wanted.nonzero()[0]
-    at = at[columns.source[rows[at]] == 0]  # a row that reads a source has its snapshot: the source
+    if at.size:
+        at = at[columns.source[rows[at]] == 0]  # a row that reads a source has its snapshot: the source
     if not at.size:
         return lanes
     slots, live = columns.slots, rows[at] * REGISTERS_PER_ROW
@@ -199,14 +199,13 @@ def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim:
     return lanes
 
 
-def _write_lane(columns: Columns, rules: Rules, rows: Longs, label: Longs, wanted: Flags, claim: Claim) -> Longs:
+def _write_lane(columns: Columns, rules: Rules, rows: Longs, label: Longs, at: Longs, claim: Claim) -> Longs:
     """Chooses the lane that takes each row's snapshot, labels it, and returns its register, 0 for none.
 
     The lane is the first of these: a lane with a slot and label 0; an empty lane, which gets a claimed slot; if both
     lanes hold a slot, the one with the older snapshot; with `in_place`, the only lane with a slot.
     """
     lanes = np.zeros(len(rows), np.int64)
-    at = wanted.nonzero()[0]
     if not at.size:
         return lanes
     slots, labels = columns.slots, columns.labels

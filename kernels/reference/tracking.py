@@ -28,26 +28,22 @@ from memstate.kernels.tables import (
 )
 
 
-def batch_of(packet: Ints, batch: int, table: int, tails: bool) -> tuple[Longs, Longs, Longs]:
-    """Returns (the entries of a packet's batch that are no padding, their rows, their tokens).
+@lru_cache(maxsize=4)
+def batch_of(columns: bytes, batch: int, table: int, tails: bool) -> tuple[Longs, Longs, Longs, Longs]:
+    """Returns (entries of a packet's batch that are no padding, their rows, live registers and tokens).
+
+    The result is cached, because a decode loop plans the same batch every step.
 
     Args:
-        packet: the packet; if its batch has another size, all of its entries are padding.
+        columns: the columns of the batch, as they lie in the packet.
         batch: entries of the batch.
         table: rows of the table, with row 0.
         tails: whether tokens can be negative, for drafts.
     """
-    fits = batch if packet[Section.BATCH] == batch else 0
-    return _entries(packet[HEADER_INTS : HEADER_INTS + 2 * (-(-batch // 4) * 4)].tobytes(), fits, table, tails)
-
-
-@lru_cache(maxsize=4)
-def _entries(sent: bytes, batch: int, table: int, tails: bool) -> tuple[Longs, Longs, Longs]:
-    """See `batch_of`; cached, because a decode loop plans the same batch every step."""
-    rows, tokens = np.frombuffer(sent, np.int32).reshape(2, -1)[:, :batch].astype(np.int64)
+    rows, tokens = np.frombuffer(columns, np.int32).reshape(2, -1)[:, :batch].astype(np.int64)
     reads = tokens != 0 if tails else tokens > 0
     at = np.flatnonzero(reads & (rows > 0) & (rows < table))
-    return at, rows[at], tokens[at]
+    return at, rows[at], rows[at] * REGISTERS_PER_ROW, tokens[at]
 
 
 def claims(bitmap: Ints, counters: Ints, limit: int) -> Claim:
@@ -103,44 +99,49 @@ def plan(
     with on_host(*registers[:4], *columns) as arrays:
         slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
         out = StepRecord(*arrays[7:12])  # type: ignore[arg-type]
-        at, rows, tokens = batch_of(sent, len(out.rows), len(source), bool(of_tails))
-        live = rows * REGISTERS_PER_ROW
-        held = slots[live].nonzero()[0]
-        if held.size < at.size:
-            at, rows, tokens, live = at[held], rows[held], tokens[held], live[held]
+        batch, header = len(out.rows), sent[:HEADER_INTS].tolist()
+        sections = sent[HEADER_INTS : HEADER_INTS + 2 * (-(-batch // 4) * 4)].tobytes()
+        fits = batch if header[Section.BATCH] == batch else 0
+        at, rows, live, tokens = batch_of(sections, fits, len(source), bool(of_tails))
+        read = slots[live]
+        if (held := read.nonzero()[0]).size < at.size:
+            at, rows, live, tokens, read = at[held], rows[held], live[held], tokens[held], read[held]
         if of_tails:
             pending, newest, *rest = arrays[16:]
             seen = TailRecord(*rest)  # type: ignore[arg-type]
             _count_accepted(seen, pending, newest)
             tokens, drafts = drafted(tokens)
-        first = source[rows]
-        origin = np.where(first > 0, first, live)
+        origin = live
+        if (begins := source[rows].nonzero()[0]).size:
+            origin = live.copy()
+            origin[begins] = source[rows[begins]]
+            read = slots[origin]
         length = labels[origin].astype(np.int64)
-        read = slots[origin]
         after = length + tokens
         columns = Columns(slots, labels, tracked, source)
         due = length, after
         if of_tails:
             before = pending[rows].astype(np.int64)
-            folded = fold(columns, rules, rows, length, before, tokens, drafts, int(sent[DEFER_CELL]))
+            folded = fold(columns, rules, rows, length, before, tokens, drafts, header[DEFER_CELL])
             due, after = folded.due(length), folded.after
             pending[rows], newest[rows] = folded.pending, folded.newest
             told = rows, length, before, folded.store, length + before, np.maximum(tokens - drafts, 0)
             for ints, numbers in zip(rest, told, strict=False):
-                ints[: len(out.rows)] = 0
+                ints[:batch] = 0
                 ints[at] = numbers
-            rest[-1][0] = len(out.rows)
-        lanes = plan_snapshots(columns, rules, rows, *due, claims(bitmap, counters, int(sent[LIMIT_CELL])))
-        labels[live], source[rows] = after, 0
+            rest[-1][0] = batch
+        lanes = plan_snapshots(columns, rules, rows, *due, claims(bitmap, counters, header[LIMIT_CELL]))
+        labels[live] = after
+        source[rows[begins]] = 0
         snapshot = 0 if rules.strategy == Strategy.REDIRECT else np.where(lanes > 0, slots[lanes], 0)
-        entries = slice(None) if at.size == len(out.rows) else at
+        entries = slice(None) if at.size == batch else at
         for column, values in zip(out, (rows, tokens, read, slots[live], snapshot), strict=True):
             if entries is at:
                 column[:] = 0
             column[entries] = values
         for column in (out.read, out.write, out.snapshot) if rules.pad else ():
             column[column == 0] = rules.pad
-        _resolve_marks(sent, len(out.rows), slots, *arrays[12:16])
+        _resolve_marks(sent, header[Section.MARKS] if fits else 0, slots, *arrays[12:16])
         sent[: Section.BATCH] = sent[Section.MARKS] = 0
 
 
@@ -153,9 +154,8 @@ def _count_accepted(seen: TailRecord, pending: Ints, newest: Ints) -> None:
     newest[rows] = 0
 
 
-def _resolve_marks(packet: Ints, batch: int, slots: Ints, count: Ints, entry: Ints, offset: Ints, slot: Ints) -> None:
+def _resolve_marks(packet: Ints, given: int, slots: Ints, count: Ints, entry: Ints, offset: Ints, slot: Ints) -> None:
     """Copies the marks of a packet to the columns, with the slots that the registers hold."""
-    given = int(packet[Section.MARKS]) if batch and packet[Section.BATCH] == batch else 0
     count[0] = 0
     if not given:
         return

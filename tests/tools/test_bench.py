@@ -1,5 +1,6 @@
 """Tests counts of `bench launches` against limits, and `bench transformers` at toy sizes beside its peers."""
 
+import sys
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate_tools.bench import Measured, by_unit, launches, run
+from memstate_tools.bench import NAMES, Measured, by_unit, launches, run
 from memstate_tools.bench.task import Setting
 from tests.support.kernel_runs import not_interpreted
 from tests.support.sampling import PROOF
@@ -65,6 +66,24 @@ def test_table_has_one_line_per_operation_and_case() -> None:
     entries = [Measured("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
     row = {"op": "admit", "case": "R=1", "launches": "0", "uploads": "1", "syncs": "2", "bytes": "3 B"}
     assert by_unit(entries) == [row]
+
+
+CASES = {
+    "launches": "R=64 redirect", "host": "R=3 lazy, drafts, 3 due", "alloc": "claim, R=3", "track": "plan, R=2 lazy",
+    "copy": "copy, 1 slots of qwen3_next", "state": "gather, R=2", "prefix": "100 nodes, 8 tokens, pages of 1",
+    "tiers": "file, 1 x 4 KiB", "transformers": "step, R=2",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="toy sizes")
+@pytest.mark.parametrize("name", NAMES)
+def test_one_case_of_every_benchmark_runs_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "transformers":
+        pytest.importorskip("transformers")
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)  # no process is started
+    outcome, case = run([name], "reference", toy=True, peer="device-copy", case=CASES[name]), CASES[name]
+    assert outcome.unmeasured == []
+    assert all(case.rpartition(", ")[2] in entry.case for entry in outcome.entries)
 
 
 # -- beside Transformers --------------------------------------------------------------------------

@@ -119,12 +119,13 @@ def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.Cap
 def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen = set[str]()
-    for task in tiers_stores.tasks(setting()):
-        (folder,) = tmp_path.iterdir()
-        assert task.check() == "" and task.measure()
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        assert files == []
-        seen.add(task.name)
+    with (one := setting()).held:
+        for task in list(tiers_stores.tasks(one)):
+            (folder,) = tmp_path.iterdir()
+            assert task.check() == "" and task.measure()
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            assert files == []
+            seen.add(task.name)
     assert seen == {f"file, {case.removeprefix('toy ')}" for case in TOYS} and list(tmp_path.iterdir()) == []
 
 
@@ -139,7 +140,9 @@ def stored(task: Task) -> list[Measured]:
 def test_mooncake_is_measured_over_loopback() -> None:
     if why := missing():
         pytest.skip(f"Mooncake: {why}")
-    entries = [entry for task in tiers_stores.tasks(setting()) if "mooncake" in task.name for entry in stored(task)]
+    with (one := setting()).held:
+        tasks = [task for task in tiers_stores.tasks(one) if "mooncake" in task.name]
+        entries = [entry for task in tasks for entry in stored(task)]
     measured = {(entry.op, entry.case, entry.peer) for entry in entries}
     assert measured == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
 

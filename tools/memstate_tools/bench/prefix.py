@@ -42,17 +42,18 @@ class _Tree:
     """A tree of one shape and any size: groups of keys with common beginnings, shuffled; each key has a state."""
 
     def __init__(self, setting: Setting, peers: Collection[str], nodes: int, pages: int, size: int) -> None:
-        self.setting, self.pages, self.size = setting, pages, size
+        self.setting, self.peers, self.pages, self.size = setting, peers, pages, size
         self.random, self.ids = random.Random(f"{nodes} {pages}"), count(1)
-        families = -(-nodes // NODES)
-        self.keys = [key for _ in range(families) for key in self._family()]
-        self.random.shuffle(self.keys)
-        distinct = families * (pages // 4 * (1 + FORKS) + pages // 2 * KEYS)
-        case = f"{nodes} nodes, {pages * size} tokens, pages of {size}"
-        self.sides = CacheSides(case, peers, len(self.keys), distinct + 2 * pages, pages, size)
+        self.families = -(-nodes // NODES)
+        self.case = f"{nodes} nodes, {pages * size} tokens, pages of {size}"
 
     def check(self) -> str:
-        """Fills the trees, and compares the matches of a sample of keys with a naive search."""
+        """Makes and fills the trees, and compares the matches of a sample of keys with a naive search."""
+        pages = self.pages
+        self.keys = [key for _ in range(self.families) for key in self._family()]
+        self.random.shuffle(self.keys)
+        distinct = self.families * (pages // 4 * (1 + FORKS) + pages // 2 * KEYS)
+        self.sides = CacheSides(self.case, self.peers, len(self.keys), distinct + 2 * pages, pages, self.size)
         self.sides.take(self.keys, self.sides.fill)
         known = set(map(tuple, self.keys))
         sample = [self._variant(key) for key in self.random.choices(self.keys, k=self._fewer(SAMPLE))]
@@ -126,5 +127,5 @@ def tasks(setting: Setting) -> Iterator[Task]:
     yield _chat(setting, peers)
     for shape in setting.sizes(TREES, TOY_TREES):
         tree = _Tree(setting, peers, *shape)
-        yield Task(f"prefix, {tree.sides.case}", tree.check, tree.measure)
+        yield Task(f"prefix, {tree.case}", tree.check, tree.measure)
     yield from (LongPrompt(setting, *prompt).task() for prompt in setting.sizes(PROMPTS, TOY_PROMPTS))

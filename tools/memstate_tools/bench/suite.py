@@ -82,8 +82,9 @@ def run(
         if name == "launches":
             outcome.entries += [one for one in launches(backend, device, progress) if case in f"{one.op}, {one.case}"]
         for course in COURSES.get(name, ()):
-            tasks = _chosen(course(setting), case) if case else course(setting)
-            carry_out(tasks, outcome, progress, report, end, measure)
+            with setting.held:
+                tasks = _chosen(course(setting), case) if case else course(setting)
+                carry_out(tasks, outcome, progress, report, end, measure)
             if on_gpu:
                 torch.cuda.empty_cache()  # the next benchmark asks the driver for free memory
         if report:

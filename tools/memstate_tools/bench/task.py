@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
@@ -66,6 +67,8 @@ class Setting:
         device: Where tensors live.
         toy: Whether sizes are so small that an interpreter can run them.
         peer: The only peer to compare with. None: all.
+        held: What tasks of a benchmark need open, such as folders and processes. It is closed after the last task, so
+            that tasks can be chosen after all have been made.
 
     Raises:
         InvalidArgument: The peer is unknown.
@@ -75,6 +78,7 @@ class Setting:
     device: torch.device
     toy: bool
     peer: str | None = None
+    held: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         if self.peer is not None and self.peer not in PEERS:

@@ -116,10 +116,11 @@ def tasks(setting: Setting) -> Iterator[Task]:
     """Yields the tasks of puts and gets of files, and of Mooncake on loopback if it can run."""
     most = max(records * nbytes for records, nbytes in cases(setting))
     memory = torch.empty(2, most, dtype=torch.uint8, device="cpu").random_(0, 256)
-    with tempfile.TemporaryDirectory(prefix="memstate-bench-") as folder:
-        yield from _batches(setting, "file", FileStore(Path(folder) / "store"), memory, Path(folder))
+    folder = Path(setting.held.enter_context(tempfile.TemporaryDirectory(prefix="memstate-bench-")))
+    yield from _batches(setting, "file", FileStore(folder / "store"), memory, folder)
     try:
-        with loopback(setting.sizes(SEGMENT, TOY_SEGMENT)) as store:
-            yield from _batches(setting, "mooncake", store, memory, None)
+        store = setting.held.enter_context(loopback(setting.sizes(SEGMENT, TOY_SEGMENT)))
     except Unavailable as error:
         print(f"tiers: measured without mooncake: {error}", file=sys.stderr)
+    else:
+        yield from _batches(setting, "mooncake", store, memory, None)

@@ -97,7 +97,9 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
         assert (theirs, values["states", case, "launches"]) == (10, (ours, 6))
         frames, calls = (values["step", case, unit] for unit in host_sides.CALLS)
         assert 0 < frames[0] < calls[0] and frames[1] is calls[1] is None
-    assert {entry.op for entry in outcome.entries if entry.unit in host_sides.CALLS} == {"step"}
+    assert {entry.op for entry in outcome.entries if entry.unit in host_sides.CALLS} == ops - {"states"}
+    large = {entry.peer for entry in outcome.entries if entry.case == "toy R=3 lazy, drafts, 1000 slots"}
+    assert large == {None}  # its peer is a small pool
     assert not [entry for entry in outcome.entries if entry.case.endswith("0 changed, online, prefill")]
 
 
@@ -141,6 +143,8 @@ def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -
         assert [side.mem.info(row).length >= online.EVERY for row in side._running] == [True] * 3
         side._size += 1
         assert side.wrong() == "3 states of 4"
+        side._taken += 1  # one more row at a boundary
+        assert side.wrong().endswith(f" snapshots of {side._taken - 1}")
 
 
 @on_cpu
@@ -192,6 +196,7 @@ def test_requests_that_leave_something_behind_are_not_timed(
     monkeypatch.setattr(host, "TOY_LIVES", (3,))
     monkeypatch.setattr(online, "TOY_CASES", ())
     monkeypatch.setattr(drafts, "TOY_CASES", ())
+    monkeypatch.setattr(drafts, "TOY_SLOTS", ())
     outcome = toy("device-copy")
     assert outcome.entries == [] and len(outcome.wrong) == 1 and says in outcome.wrong[0]
 

@@ -23,12 +23,14 @@ from memstate.requests.tracking import Tracking
 from memstate.slots.registers import Longs
 from memstate.state.layout import Plane, StateLayout
 from memstate_tools.bench.host_peer import NAME, SglangStates
-from memstate_tools.bench.host_sides import BARE, KINDS, LAYOUT, HostSide, TimedManager, Timer, task
+from memstate_tools.bench.host_sides import BARE, KINDS, LAYOUT, PLAIN, HostSide, TimedManager, Timer, task
 from memstate_tools.bench.task import Setting, Task
 
 TAIL = 4  # tokens that a step verifies: the last sampled token and three drafts
-CASES = ((1, 0), (64, 0), (256, 0), (256, 16), (256, 256))  # (rows, rows whose accepted tokens pass a boundary)
+CASES = ((1, 0), (8, 0), (64, 0), (256, 0), (256, 16), (256, 256))  # (rows, rows whose accepted tokens pass a boundary)
 TOY_CASES = ((3, 0), (3, 1), (3, 3))
+# (rows, slots of a small pool, slots of a large pool)
+SLOTS, TOY_SLOTS = ((16, 100, 10**6),), ((3, 15, 1000),)
 RINGS = StateLayout((Plane("ssm_k", (3 * TAIL - 1, 4), torch.float32),), 1)
 
 
@@ -40,11 +42,12 @@ class Drafts(TimedManager):
         tracking: The tracking strategy.
         size: Number of requests.
         due: Number of requests whose tokens accepted in the last step pass a boundary.
+        settings: More settings of the manager.
     """
 
-    def __init__(self, setting: Setting, tracking: Tracking, size: int, due: int) -> None:
+    def __init__(self, setting: Setting, tracking: Tracking, size: int, due: int, **settings: int) -> None:
         layout = StateLayout(LAYOUT.planes, 1, rows=RINGS)
-        super().__init__(setting, tracking, size, layout=layout, forward=Forward(tail=TAIL))
+        super().__init__(setting, tracking, size, layout=layout, forward=Forward(tail=TAIL), **settings)
         self._rows = self.mem.admit([Request(i) for i in range(size)])
         self._early, self._accepted = np.arange(size) < due, _accepted(size)
         self._length = np.zeros(size, np.int64)
@@ -153,7 +156,7 @@ class SglangDrafts(SglangStates):
 
 
 def tasks(setting: Setting, there: bool, every: int) -> Iterator[Task]:
-    """Yields the tasks that measure steps with drafts, for each strategy.
+    """Yields the tasks that measure steps with drafts, for each strategy, and in a large pool beside a small one.
 
     Args:
         setting: The setting of the benchmark.
@@ -166,3 +169,7 @@ def tasks(setting: Setting, there: bool, every: int) -> Iterator[Task]:
             peer = partial(SglangDrafts, size, every, label == "lazy", due)
             peers = {NAME: peer, BARE: partial(peer, states=False)} if there else {}
             yield task(setting, f"R={size} {label}, drafts, {due} due", ours, peers)
+        for size, few, many in setting.sizes(SLOTS, TOY_SLOTS):
+            small, large = (partial(Drafts, setting, kind(every), size, 0, slots=slots) for slots in (few, many))
+            beside: dict[str, Callable[[], HostSide]] = {PLAIN: small} if setting.compares(PLAIN) else {}
+            yield task(setting, f"R={size} {label}, drafts, {many} slots", large, beside)

@@ -30,7 +30,7 @@ TURNS, TOY_TURNS = 61, 2
 LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)
 KINDS = {name: kind for name, kind in STRATEGIES.items() if name != "none"}
 OURS, BARE = "memstate", f"{host_peer.NAME} without states"
-PLAIN = "plain-step"  # our own step without the measured feature, as a peer
+PLAIN = "plain-step"  # our own step without the measured feature, or in a small pool, as a peer
 UNITS = ("launches", "uploads", "syncs")
 CALLS = ("frames", "calls")  # counts of Python
 Timer = Callable[[str, Callable[[], object]], object]
@@ -158,8 +158,7 @@ def measure(
         side.silence()
         if isinstance(side, TimedManager):
             for op, numbers in _of_ops(side, python_calls).items():
-                if op == "step":
-                    values[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
+                values[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
     take_turns(sides, peers, setting.sizes(TURNS, TOY_TURNS), spend, f"host, {case}")
     if {host_peer.NAME, BARE} <= peers.keys():
         for (op, unit), value in values[BARE].items():

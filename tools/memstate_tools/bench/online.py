@@ -1,9 +1,9 @@
 """Benchmarks a step in which requests end and come, compared with SGLang's: `memstate bench host --case online`.
 
 A step ends some requests, whose states go to the cache; evicts as many cached states; admits as many new requests; and
-decodes all rows. Both sides have the same numbers of rows, slots and cached states. Prompts are read between two steps,
-which is not timed, or in a prefill step, which is timed. In other forms of the step, requests are turns of sessions, or
-the manager has more features, used or not.
+decodes all rows. Both sides have the same numbers of rows, slots and cached states, and prompts in arrays that exist
+before the step. Prompts are read between two steps, which is not timed, or in a prefill step, which is timed. In other
+forms of the step, requests are turns of sessions, or the manager has more features, used or not.
 """
 
 from array import array
@@ -35,7 +35,7 @@ FIRST = 12  # steps before the first step that is counted and timed
 CASES = ((1, 0), (1, 1), (8, 0), (8, 1), (64, 0), (64, 1), (64, 4), (256, 0), (256, 1), (256, 8))
 ALONE = ((1, 0), (1, 1), (64, 0), (64, 1))  # cases of forms that are not compared with SGLang
 TOY_CASES = ((3, 0), (3, 1))
-PROMPT = array("q", [1])  # a prompt of any length: only its length is used
+UNREAD = array("q", [1])  # stands for a prompt of any length, of which SGLang reads no token
 
 
 class Form(NamedTuple):
@@ -119,7 +119,7 @@ class Online(TimedManager):
         self.form = FORMS[form]
         settings = self.form.has(size)
         super().__init__(setting, tracking, size, **settings)
-        self._size, self._changes, self._came = size, changes, 0
+        self._size, self._changes, self._came, self._taken = size, changes, 0, 0
         self._tokens = self.form.prompt + self.form.fetches  # the last token of a prompt is never fetched
         self._fetches: list[Fetch | None] = [None] * size
         self._running: list[Row] = []  # in the order of admission: the last row is request `_came - 1`
@@ -133,16 +133,19 @@ class Online(TimedManager):
             self.mem.settle(self.mem.plan(rows, EVERY))
             self.mem.end(rows, keep="cache", tokens=texts)
         for _ in range(2):  # first all requests come, then all end and as many come
-            self._change(size, self._texts(size))
+            self._change(size, self._texts(size), self._prompts(size))
             self._read(size)
         for _ in range(FIRST):
             self.turn(lambda op, act: act())
 
     def turn(self, timer: Timer) -> None:
         """See `HostSide`."""
-        texts = self._texts(self._changes)
-        timer("changes", lambda: self._change(self._changes, texts))
+        texts, prompts = self._texts(self._changes), self._prompts(self._changes)
+        self._coming = self._prompts(self._changes, self._changes)
+        timer("changes", lambda: self._change(self._changes, texts, prompts))
+        taken = self.mem.stats().snapshots
         timer("decode", self._decode)
+        self._taken = self.mem.stats().snapshots - taken
         self._read(self._changes)
         while not all(fetch is None or fetch.done for fetch in self._fetches):
             self.mem.poll()
@@ -152,10 +155,9 @@ class Online(TimedManager):
         if self.form.polls:
             self.mem.poll()
         if self.form.fetches:
-            coming = range(self._came, self._came + self._changes)
-            self._fetches = [self.mem.prefetch(_prompt(name, self._tokens)) for name in coming]
+            self._fetches = [self.mem.prefetch(prompt) for prompt in self._coming]
 
-    def _texts(self, changes: int) -> list[range]:
+    def _texts(self, changes: int) -> list[Sequence[int]]:
         """Returns all tokens of the requests that end next. In a session, the next turn goes on from them."""
         first = self._came - len(self._running)
         names = range(first, first + min(changes, len(self._running)))
@@ -166,7 +168,14 @@ class Online(TimedManager):
             self._length[which] = self.mem.info(row).length
         return [_prompt(which, self._length[which]) for which in ended]
 
-    def _change(self, changes: int, texts: list[range]) -> None:
+    def _prompts(self, changes: int, ahead: int = 0) -> list[Sequence[int]]:
+        """Returns the prompts of the requests that come after the next `ahead` ones."""
+        names = range(self._came + ahead, self._came + ahead + changes)
+        if self.form.uses != "sessions":
+            return [_prompt(name, self._tokens) for name in names]
+        return [_prompt(which, self._length[which] + 1) for which in (name % len(self._sessions) for name in names)]
+
+    def _change(self, changes: int, texts: list[Sequence[int]], prompts: list[Sequence[int]]) -> None:
         mem, rows, uses = self.mem, self._running[:changes], self.form.uses
         if rows and uses == "sessions":
             mem.end(rows, keep="cache", tokens=texts)
@@ -176,37 +185,48 @@ class Online(TimedManager):
             self._kept.extend(mem.end(rows, keep="handle", lengths=[self.form.prompt] * changes))
             mem.drop([self._kept.popleft() for _ in range(len(self._kept) - self._size)])
         if changes:
-            names = range(self._came, self._came + changes)
-            new = mem.admit([self._request(name) if uses else Request(name) for name in names])
+            named = enumerate(prompts, self._came)
+            new = mem.admit([self._request(name, prompt) if uses else Request(name) for name, prompt in named])
             self._came += changes
             self._running = [*self._running[changes:], *new]
             if self.form.prefill:
                 mem.settle(mem.plan(new, self.form.prompt))
 
-    def _request(self, name: int) -> Request:
+    def _request(self, name: int, prompt: Sequence[int]) -> Request:
         if self.form.uses == "sessions":
-            which = name % len(self._sessions)
-            return Request(name, tokens=_prompt(which, self._length[which] + 1), session=self._sessions[which])
-        tokens, fetch, end = _prompt(name, self._tokens), self._fetches[name - self._came], self.form.prompt
-        return Request(name, tokens=tokens, length=2 * end, snapshot_at=[end], fetch=fetch)
+            return Request(name, tokens=prompt, session=self._sessions[name % len(self._sessions)])
+        fetch, end = self._fetches[name - self._came], self.form.prompt
+        return Request(name, tokens=prompt, length=2 * end, snapshot_at=[end], fetch=fetch)
 
     def _read(self, changes: int) -> None:
-        """Reads the newest requests' prompts to the end, unless a timed step has done so."""
-        rows, end = self._running[len(self._running) - changes :], self.form.prompt
-        if rows := [row for row in rows if self.mem.info(row).length < end]:
-            self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
+        """Reads the newest requests' prompts and one token more, unless a timed step has done so.
+
+        The prompts end at a boundary. Under Redirect, the step after it takes the snapshot.
+        """
+        newest = self._running[len(self._running) - changes :]
+        for end in (self.form.prompt, self.form.prompt + 1):
+            if rows := [row for row in newest if self.mem.info(row).length < end]:
+                self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
-        """Returns what is wrong: a lost state, or more or fewer cached states than requests; else empty."""
+        """Returns what is wrong; empty if nothing is.
+
+        That is a lost state, more or fewer cached states than requests, or a decode at a boundary other than that of
+        the prefill before it.
+        """
         self.mem.device.check()
+        # Redirect takes the snapshot of a prompt's end one step later, unless a mark asks for it
+        due = self._changes if self.form.prefill and not self.form.uses and self.mem.tracking.reads_old_slot else 0
+        if self._taken != due:
+            return f"{self._taken} snapshots of {due}"
         report, cached = self.mem.audit(), self.mem.stats().prefix
         states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())
         states += (cached.states if cached else 0) - self._idle
         return str(report) if not report.clean else "" if states == self._size else f"{states} states of {self._size}"
 
 
-def _prompt(name: int, length: int) -> range:
-    return range(name << 20, (name << 20) + length)
+def _prompt(name: int, length: int) -> Sequence[int]:
+    return array("q", range(name << 20, (name << 20) + length))
 
 
 class SglangOnline(SglangStates):
@@ -284,7 +304,8 @@ class SglangOnline(SglangStates):
         """Returns a new request. The next forward reads its whole prompt."""
         req = super()._request(name)
         req.session = self._sessions[name % len(self._sessions)] if self._sessions else None
-        req.extend_end, req.full_untruncated_fill_ids = self._every, PROMPT
+        req.extend_end, req.full_untruncated_fill_ids = self._every, UNREAD
+        req.prompt = _prompt(name, self._form.prompt)
         return req
 
     def _change(self, ended: list[Any], new: list[Any]) -> None:
@@ -327,7 +348,7 @@ class SglangOnline(SglangStates):
                 self._kv[req.rid] = self._pages.alloc(self._every)
         if self._streams is not None:
             for req in reqs:
-                self._streams.try_match_prefix(self._cache.MatchPrefixParams(key=PROMPT, req=req))
+                self._streams.try_match_prefix(self._cache.MatchPrefixParams(key=req.prompt, req=req))
         if self._extend is None:
             super()._admit(reqs)
         else:
@@ -343,7 +364,7 @@ class SglangOnline(SglangStates):
             self._streams.take(req)
 
     def _key(self, req: Any) -> Any:
-        return self._cache.RadixKey(array("q", _prompt(int(req.rid), self._every)))
+        return self._cache.RadixKey(req.prompt)
 
 
 def tasks(setting: Setting, there: bool) -> Iterator[Task]:

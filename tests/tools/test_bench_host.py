@@ -1,6 +1,7 @@
 """Tests `bench host`: its entries, its checks, and its peer SGLang."""
 
 import sys
+from array import array
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -145,6 +146,26 @@ def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -
         assert side.wrong() == "3 states of 4"
         side._taken += 1  # one more row at a boundary
         assert side.wrong().endswith(f" snapshots of {side._taken - 1}")
+
+
+@on_cpu
+@pytest.mark.parametrize("form", online.FORMS)
+def test_prompts_are_arrays_that_are_there_before_the_step(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, given = list[object](), list[Any]()
+    real = online._prompt
+    monkeypatch.setattr(online, "_prompt", lambda *of: made.append(of) or real(*of))
+
+    def timed(op: str, act: Callable[[], object]) -> None:
+        before = len(made)
+        act()
+        assert len(made) == before
+
+    side = online.Online(CPU, PingPong(online.FORMS[form].every), 3, 1, form)
+    admit = side.mem.admit
+    monkeypatch.setattr(side.mem, "admit", lambda requests: given.extend(requests) or admit(requests))
+    side.turn(timed)
+    kinds = {type(request.tokens) for request in given}
+    assert made and kinds == ({array} if online.FORMS[form].uses else {type(None)})
 
 
 @on_cpu

@@ -1,6 +1,7 @@
 """Tests counts of `bench launches` against limits, and `bench transformers` at toy sizes beside its peers."""
 
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate_tools.bench import NAMES, Measured, by_unit, launches, run
-from memstate_tools.bench.task import Setting
+from memstate_tools.bench import NAMES, Measured, by_unit, launches, run, suite
+from memstate_tools.bench.task import Setting, Task
 from tests.support.kernel_runs import not_interpreted
 from tests.support.sampling import PROOF
 
@@ -84,6 +85,20 @@ def test_one_case_of_every_benchmark_runs_alone(name: str, monkeypatch: pytest.M
     outcome, case = run([name], "reference", toy=True, peer="device-copy", case=CASES[name]), CASES[name]
     assert outcome.unmeasured == []
     assert all(case.rpartition(", ")[2] in entry.case for entry in outcome.entries)
+
+
+@pytest.mark.parametrize("case", ["", "one case"])
+def test_what_tasks_hold_is_open_until_the_last_has_run(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = list[str]()
+
+    def course(setting: Setting) -> Iterator[Task]:
+        setting.held.callback(happened.append, "closed")
+        for name in ("first, one case", "second, one case"):
+            yield Task(name, lambda: ", ".join(happened), lambda: [Measured("op", "one case", 1.0, "us")])
+
+    monkeypatch.setitem(suite.COURSES, "tiers", (course,))
+    assert run(["tiers"], "reference", toy=True, case=case).unmeasured == []
+    assert happened == ["closed"]
 
 
 # -- beside Transformers --------------------------------------------------------------------------

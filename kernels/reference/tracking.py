@@ -135,12 +135,12 @@ def plan(
         source[rows[begins]] = 0
         snapshot = 0 if rules.strategy == Strategy.REDIRECT else np.where(lanes > 0, slots[lanes], 0)
         entries = slice(None) if at.size == batch else at
-        for column, values in zip(out, (rows, tokens, read, slots[live], snapshot), strict=True):
+        for column, values in zip(arrays[7:12], (rows, tokens, read, slots[live], snapshot), strict=True):
             if entries is at:
                 column[:] = 0
             column[entries] = values
-        for column in (out.read, out.write, out.snapshot) if rules.pad else ():
-            column[column == 0] = rules.pad
+        for of_slots in (out.read, out.write, out.snapshot) if rules.pad else ():
+            of_slots[of_slots == 0] = rules.pad
         _resolve_marks(sent, header[Section.MARKS] if fits else 0, slots, *arrays[12:16])
         sent[: Section.BATCH] = sent[Section.MARKS] = 0
 

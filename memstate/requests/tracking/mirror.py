@@ -194,7 +194,8 @@ class Mirror:
         if not self.lanes:
             return 0
         if most and not self.tracking.reads_old_slot:
-            at = last_boundary(np.maximum(length, self._columns.tracked[rows]), after, self.rules.every) > 0
+            past = last_boundary(np.maximum(length, self._columns.tracked[rows]), after, self.rules.every)
+            at = past.nonzero()[0]
         else:
             at = due(self._columns, self.rules, rows, length if self.tracking.reads_old_slot else after)
         return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at])))

@@ -305,9 +305,9 @@ class Server:
     def _end(self, gone: Callable[[Submission], bool], reason: Reason, error: str = "") -> None:
         """Ends those waiting and running requests for which `gone` returns True."""
         waiting = [one for one in self._line.waiting if gone(one)]
+        for one in waiting:
+            self._steps.tell(one, reason, error)
         if waiting:
-            for one in waiting:
-                self._steps.tell(one, reason, error)
             self._line.leave(waiting)
             self._cancel(waiting)
         self._steps.end([one for one in self._steps.running if gone(one.asked)], reason, error)

@@ -39,9 +39,8 @@ class Late(NamedTuple):
     Attributes:
         step: the planned step.
         label: tokens of the state that each row reads, `row`.
-        unsure: number of drafts in the step before that may still be accepted, `row`.
         pending: number of tokens in the tail of each row that are certain, `row`.
-        source: column `source` of the register file before the plan.
+        source: for each row, the register that it read instead of its live one before the plan, 0 for none, `row`.
         limit: largest number of claims of the plan.
         free: number of slots that were free at the plan.
         kept: number of slots that are held back for the claims of the plan.
@@ -50,7 +49,6 @@ class Late(NamedTuple):
 
     step: Step
     label: Longs
-    unsure: Longs
     pending: Longs
     source: NDArray[np.int32]
     limit: int
@@ -89,7 +87,7 @@ class Stepping(Verbs):
         self._captured: set[int] = set()  # batch sizes that `launch` was called with
         self._last: Batch | None = None  # batch of the last lookup; the next two attributes are the lookup's arguments
         self._last_rows: Sequence[Row | None] = ()
-        self._last_tokens: object = None
+        self._last_tokens = 0, 0  # with the drafts
         self._confirmed: Step | None = None  # the newest step whose plan has confirmed the lengths of all of its rows
         self._promised: list[int] = []  # rows that have published a state or KV which the open step computes
         self._uncopied: tuple[Step, int] | None = None  # (step, number of snapshots) to copy after the forward
@@ -182,19 +180,20 @@ class Stepping(Verbs):
             InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
         """
         table, last = self._table, self._last
-        if type(drafts) is not int or drafts:
+        if type(drafts) is not int:
             return Batch.of(table, rows, tokens, drafts=drafts)
         if (
             last is not None
             and last.version == table.version
             and type(tokens) is int
-            and tokens == self._last_tokens
+            and (tokens, drafts) == self._last_tokens
             and (rows is self._last_rows or (type(rows) is type(self._last_rows) is list and rows == self._last_rows))
         ):
             return last
-        batch = Batch.of(table, rows, tokens, last if type(tokens) is int else None)
+        batch = Batch.of(table, rows, tokens, last if type(tokens) is int else None, drafts)
         if type(rows) in (Rows, list) and type(tokens) is int:
-            self._last, self._last_rows, self._last_tokens = batch, rows[:] if type(rows) is list else rows, tokens
+            self._last, self._last_rows = batch, rows[:] if type(rows) is list else rows
+            self._last_tokens = tokens, drafts
         return batch
 
     def shortfall(self, batch: Batch, defer: int) -> int:
@@ -281,9 +280,9 @@ class Stepping(Verbs):
             if unsure is not None:
                 claims = self._mirror.claims(running, *due_at, most=True)
                 kept = max(0, min(claims, limit, allocator.free - allocator.reserve))
-                pending, source = self._file.pending[running].copy(), self._file.source.copy()
+                pending, source = self._file.pending[running], self._file.source[running]
                 free = allocator.free
-                late = Late(None, read, unsure, pending, source, limit, free, kept, defer)  # type: ignore[arg-type]
+                late = Late(None, read, pending, source, limit, free, kept, defer)  # type: ignore[arg-type]
                 allocator.free, allocator.held_back = allocator.free - kept, kept
                 self._note_certain(batch, unsure == 0, folded)
             else:
@@ -612,7 +611,7 @@ class Stepping(Verbs):
         """
         self._late, self._file.undecided = None, frozenset()
         step, allocator, file = late.step, self._file.allocator, self._file
-        batch, held = step.batch, self._file.held.copy()
+        batch, held = step.batch, file.held.copy() if self._commands.journal is not None else None
         gained = np.zeros(self._table.rows + 1, np.int64)
         gained[rows] = more
         pending = late.pending + gained[batch.rows]
@@ -626,7 +625,8 @@ class Stepping(Verbs):
             self._planes.count(self._copied, copied=taken)
         if exact is not None:
             allocator.free = exact
-        self._commands.note_changes("plan", held)
+        if held is not None:
+            self._commands.note_changes("plan", held)
         certain = step.after - step.before
         step.before = batch.spread(late.label + pending)
         step.after = step.before + certain

@@ -203,11 +203,13 @@ class Marks:
         marks: list[Mark] = []
         if not (self._coming or self._ends):
             return marks
-        start = 0  # where the entry starts in the packed batch
+        entries = [at for at, row in enumerate(rows.tolist()) if row in self._coming or row in self._ends]
+        if not entries:
+            return marks
         sizes, labels = after - before if tokens is None else tokens, after if label is None else label
-        columns = [column.tolist() for column in (rows, before, after, sizes, labels)]
-        for entry, (row, length, reach, size, stands) in enumerate(zip(*columns, strict=True)):
-            origin = start if self._packed else 0
+        origins = np.cumsum(sizes) - sizes if self._packed else np.zeros_like(sizes)  # where entries start in the batch
+        columns = [column[entries].tolist() for column in (rows, before, after, origins, labels)]
+        for entry, row, length, reach, origin, stands in zip(entries, *columns, strict=True):
             most = reach - (stands < reach)
             if (end := self._ends.pop(row, None)) is not None and self._stays(end, reach, most, origin):
                 marks.append(self._at_end(row, end, entry))
@@ -215,7 +217,6 @@ class Marks:
                 marks += self._due(entry, row, coming, length, reach, most, origin)
                 if not coming.wanted:
                     del self._coming[row]
-            start += size
         return marks
 
     def _stays(self, end: _End, reach: int, most: int, origin: int) -> bool:

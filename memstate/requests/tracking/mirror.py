@@ -60,6 +60,7 @@ class Mirror:
         overwrites = isinstance(tracking, LazyPingPong) and tracking.overwrite
         self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), overwrites, pad, tail)
         self._columns = Columns(file.held, file.labels, file.tracked, file.source)
+        self._seen = NO_LANES  # rows of the newest step with tails
         self.snapshots = 0
         self.degraded = 0
         self._told = logs.Repeats(LOG, sums=["refused"])
@@ -126,7 +127,7 @@ class Mirror:
             batch: the rows of the step, looked up.
             label: tokens of the states that the step reads, `row`.
             pending: real tokens in the tails at the plan, `row`.
-            source: column `source` of the register file at the plan.
+            source: for each row, the register that it read instead of its live one, 0 for none, `row`.
             limit: largest number of claims for snapshots.
             free: number of slots that were free at the plan.
             defer: if the tail and the step of a row had fewer tokens than this, none was added to the state.
@@ -134,22 +135,25 @@ class Mirror:
         Returns:
             Number of snapshots that the step takes.
         """
-        columns, taken = self._columns._replace(source=source), 0
+        taken = 0
+        self.file.source[batch.rows] = source
         drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
-        folded = fold(columns, self.rules, batch.rows, label, pending, batch.tokens, drafts, defer)
+        folded = fold(self._columns, self.rules, batch.rows, label, pending, batch.tokens, drafts, defer)
         if self.lanes:
             claim = self._claims(limit, free)
-            lanes = plan_snapshots(columns, self.rules, batch.rows, *folded.due(label), claim)
+            lanes = plan_snapshots(self._columns, self.rules, batch.rows, *folded.due(label), claim)
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
         self.file.labels[batch.live] = folded.after
+        self.file.source[batch.rows] = 0
         self.folded(batch, folded)
         return taken
 
     def folded(self, batch: Batch, folded: Folded) -> None:
         """Notes the tokens that a planned step leaves in the tails of its rows."""
-        self.file.newest[:] = 0  # the plan has added the accepted tokens of the step before to `pending`
+        self.file.newest[self._seen] = 0  # the plan has added the accepted tokens of the step before to `pending`
         self.file.newest[batch.rows] = folded.newest
+        self._seen = batch.rows
         certain = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
         self.file.pending[batch.rows] = folded.pending + np.where(folded.newest > 0, certain, 0)
 

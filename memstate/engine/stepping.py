@@ -21,16 +21,18 @@ from numpy.typing import NDArray
 from memstate.checks import INT32_MAX, counts, flags
 from memstate.engine.world import Verbs, World
 from memstate.errors import Asleep, InvalidArgument
-from memstate.kernels.rules import Folded
+from memstate.kernels.rules import Flags, Folded
 from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
 from memstate.requests.handles import Row, Rows
 from memstate.requests.marks import Mark
 from memstate.requests.steps import Batch, Step
+from memstate.requests.tracking.few import Few, Folds, fits
 from memstate.slots.commands import STEP_MARKS
 from memstate.slots.registers import Longs
 from memstate.slots.upload import Views
 
 PER_ROW = REGISTERS_PER_ROW
+ROW = np.arange(PER_ROW)
 
 
 class Late(NamedTuple):
@@ -77,9 +79,12 @@ class Stepping(Verbs):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._planning, self._settling = world.guard.changing("plan"), world.guard.changing("settle")
+        self._accepting = world.guard.changing("accept")
         self._rules, self._tail = world.mirror.rules, world.mirror.rules.tail
         self._accepted = Views(world.log.tails.accepted) if world.log.tails is not None else None
         self._copied, self._canary = world.copied, world.canary
+        self._few = Few(world.mirror)
+        self._plain = self._tail > 0 and not world.copied and world.canary is None and world.tiers is None
         self._moves = bool(world.copied) and (world.direct_hits or world.mirror.tracking.reads_old_slot)
         self.open: Step | None = None
         self.replaying: int | None = None
@@ -87,7 +92,7 @@ class Stepping(Verbs):
         self._captured: set[int] = set()  # batch sizes that `launch` was called with
         self._last: Batch | None = None  # batch of the last lookup; the next two attributes are the lookup's arguments
         self._last_rows: Sequence[Row | None] = ()
-        self._last_tokens = 0, 0  # with the drafts
+        self._last_tokens: object = None  # with the drafts
         self._confirmed: Step | None = None  # the newest step whose plan has confirmed the lengths of all of its rows
         self._promised: list[int] = []  # rows that have published a state or KV which the open step computes
         self._uncopied: tuple[Step, int] | None = None  # (step, number of snapshots) to copy after the forward
@@ -179,21 +184,19 @@ class Stepping(Verbs):
             StaleHandle: a request has ended.
             InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
         """
-        table, last = self._table, self._last
-        if type(drafts) is not int:
-            return Batch.of(table, rows, tokens, drafts=drafts)
+        table, last, alike = self._table, self._last, type(tokens) is type(drafts) is int
         if (
             last is not None
             and last.version == table.version
-            and type(tokens) is int
+            and alike
             and (tokens, drafts) == self._last_tokens
             and (rows is self._last_rows or (type(rows) is type(self._last_rows) is list and rows == self._last_rows))
         ):
             return last
-        batch = Batch.of(table, rows, tokens, last if type(tokens) is int else None, drafts)
-        if type(rows) in (Rows, list) and type(tokens) is int:
-            self._last, self._last_rows = batch, rows[:] if type(rows) is list else rows
-            self._last_tokens = tokens, drafts
+        batch = Batch.of(table, rows, tokens, last if alike else None, drafts)
+        if type(rows) in (Rows, list) and alike:
+            self._last, self._last_tokens = batch, (tokens, drafts)
+            self._last_rows = rows[:] if type(rows) is list else rows
         return batch
 
     def shortfall(self, batch: Batch, defer: int) -> int:
@@ -232,6 +235,8 @@ class Stepping(Verbs):
         batch = self.batch(rows, tokens, drafts)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
+        if self._plain and replay is None and (planned := self._plan_few(batch, limit, defer)) is not None:
+            return planned
         running, reads = batch.rows, self._holdings.readers  # a row with a source has the length of the source
         length = self._mirror.lengths(running) if reads or self._tail else self._file.labels[batch.live]
         unsure = self._unsure(running) if self._tail and log.unsettled else None
@@ -245,7 +250,7 @@ class Stepping(Verbs):
             due_at, label = folded.due(read), folded.after
             if unsure is not None:
                 due_at = read, after  # `after` counts all drafts as accepted
-            after = length + batch.tokens if batch.drafts is None else length + batch.tokens - batch.drafts
+            after = length + batch.certain
             self._read_accepted()
         with self._planning:
             if self.open is not None or self._canary is not None:
@@ -256,10 +261,12 @@ class Stepping(Verbs):
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
             stored: tuple[Longs, ...] = ()
-            of_tails: tuple[Longs, ...] = ()
-            if folded is not None:  # if tokens stay in the tail, no slot has the state at the end of the step
-                of_tails = batch.tokens_of, np.subtract(reached, batch.spread(np.minimum(folded.newest, 1)))
-            if marks := self._marks.due(batch.numbers, before, reached, *of_tails):
+            marks, of_tails = list[Mark](), tuple[Longs, ...]()
+            if self._marks.awaited:
+                if folded is not None:  # if tokens stay in the tail, no slot has the state at the end of the step
+                    of_tails = batch.tokens_of, np.subtract(reached, batch.spread(np.minimum(folded.newest, 1)))
+                marks = self._marks.due(batch.numbers, before, reached, *of_tails)
+            if marks:
                 marks = self._make_room(marks, limit)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
                 if folded is not None:  # `keep` can have changed sources, on which the fold depends
@@ -328,6 +335,45 @@ class Stepping(Verbs):
                 self._close(step, send=True)
             if self._canary is not None:
                 self._canary.planned(step, bool(sources or taken or step.marked or late), replay is not None)
+            return step
+
+    def _plan_few(self, batch: Batch, limit: int, defer: int) -> Step | None:
+        """Plans a step of a few rows as `plan` does. None: it is no step that `Few` knows, and nothing changed."""
+        log, commands, file = self._log, self._commands, self._file
+        earlier = log.unsettled[-1] if log.unsettled else None
+        columns = self._few.columns(batch)
+        if columns is None or (earlier is not None and earlier.batch is not batch):
+            return None
+        if self._holdings.readers or self._marks.awaited or file.allocator.unconfirmed:
+            return None
+        late = earlier is not None and batch.drafts is not None
+        label, pending = file.labels[batch.live], file.pending[batch.rows]
+        folds = self._few.fold(columns, label, pending, defer, late)
+        if folds is None or file.longest + batch.most + self._tail > INT32_MAX:
+            return None
+        before = label + pending
+        if self._pages.allocator.pages:
+            self._pages.require_room(batch.rows, before + batch.tokens + (batch.tokens - batch.certain) * late)
+        with self._planning:
+            self._close(self.open)
+            if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
+                commands.upload_step((batch.numbers, batch.sent), limit, (), defer)
+                log.sent = batch.numbers, batch.sent, limit, defer
+            if not late:
+                self._few.note(folds, batch)
+            record = log.record(len(batch.numbers))
+            commands.launch_changes()
+            file.plan(commands.step, record, log.marks, self._rules, log.tails)
+            step = self.open = log.add(record, batch, before, before + batch.certain, label=label)
+            step.there, self._confirmed = label, None
+            if earlier is None:
+                self._table.confirmed[batch.rows] = step.after
+                self._confirmed = step
+            if late:
+                file.longest += self._tail
+                self._late = Late(step, label, pending, file.source[batch.rows], limit, file.allocator.free, 0, defer)
+                file.undecided = frozenset(batch.rows.tolist())
+            commands.fence((batch.live[:, None] + ROW).ravel() if late else batch.live)
             return step
 
     def _make_room(self, marks: list[Mark], limit: int) -> list[Mark]:
@@ -512,6 +558,8 @@ class Stepping(Verbs):
         self, step: Step, accepted: Sequence[int], finished: Sequence[bool] | NDArray[np.bool_] | None, written: bool
     ) -> None:
         """See `StateManager.accept`."""
+        if self._plain and finished is None and self._accept_few(step, accepted, written):
+            return
         self._log.require(step)
         over = flags("finished", finished, len(step.numbers))
         given, certain = counts("accepted", accepted, len(step.numbers)), step.after - step.before
@@ -539,25 +587,68 @@ class Stepping(Verbs):
                     "device: say written=True and give the same numbers, also for rows that end; `end(lengths=)` "
                     "leaves tokens behind an end out"
                 )
-        with self._guard.changing("accept"):
+        entries = np.flatnonzero(same)
+        self._take(step, entries, given * real, (given - certain)[entries], newest and not written, over)
+
+    def _accept_few(self, step: Step, accepted: Sequence[int], written: bool) -> bool:
+        """Accepts a step of a few rows as `accept` does. False: it is no step that `Few` knows, and nothing changed."""
+        log, late = self._log, self._late
+        if not log.unsettled or step is not log.unsettled[0] or type(accepted) is not list:
+            return False
+        batch, columns = step.batch, self._few.columns(step.batch)
+        if columns is None or batch.version != self._table.version:
+            return False
+        if (late is not None and (late.step.batch is not batch or late.kept)) or not fits(columns, accepted):
+            return False
+        newest, given = log.is_last(step), np.array(accepted)
+        more = given - batch.certain
+        if not newest and not written and more.any():
+            return False
+        folds = [] if late is None else self._few.fold(columns, late.label, late.pending + more, late.defer)
+        if folds is not None:
+            self._take(step, slice(None), given, more, newest and not written, None, folds)
+        return folds is not None
+
+    def _take(
+        self, step: Step, entries: Longs | slice, given: Longs, more: Longs, send: bool, over: Flags | None,
+        folds: Folds | None = None,
+    ) -> None:  # fmt: skip
+        """Takes over the accepted numbers of a step.
+
+        Args:
+            step: the oldest unsettled step.
+            entries: entries of the batch whose requests still run.
+            given: number of real tokens, `batch`.
+            more: number of accepted drafts of each of these entries.
+            send: whether the device does not have the accepted numbers.
+            over: for each entry of the batch, whether its row has finished; None: none has.
+            folds: what the late step does with the tails of its rows, if `Few` knows that.
+        """
+        file, rows = self._file, step.numbers[entries]
+        with self._accepting:
             self._close(step, send=True)
             self._log.unsettled.remove(step)
             self._told = None
-            if newest and not written:
+            if send:
                 self._commands.ring.send(given.astype(np.int32), self._accepted)
-            entries = np.flatnonzero(same)
-            rows = step.numbers[entries]
-            more = (given - certain)[entries]
-            step.after = step.before + given * real
-            if self._late is not None:
-                self._decide(self._late, rows, more)
+            step.after = step.before + given
+            late, self._late, file.undecided = self._late, None, frozenset()
+            if late is None:
+                file.pending[rows] += more
+            elif folds is None:
+                self._decide(late, rows, more)
             else:
-                self._file.pending[rows] += more
-            known = np.where(over[entries], step.after[entries], self._mirror.lengths(rows))
-            self._table.confirmed[rows] = known
-            if over.any():
+                self._few.note(folds, step.batch)
+                late.step.before, late.step.after = late.step.before + more, late.step.after + more
+            known = file.labels[PER_ROW * rows] + file.pending[rows]
+            if self._holdings.readers:
+                known = self._mirror.lengths(rows)
+            if over is not None and over.any():
+                known = np.where(over[entries], step.after[entries], known)
                 self._table.finish(rows[over[entries]])
-            self._release_lanes(rows, known)
+            self._table.confirmed[rows] = known
+            if self._mirror.releases:
+                self._release_lanes(rows, known)
 
     def _read_accepted(self) -> None:
         """Reads, in debug mode, the accepted numbers that the sampler has written, before the next plan counts them.
@@ -595,11 +686,10 @@ class Stepping(Verbs):
         """Notes the lengths of the `certain` rows of a step in `Late`: the rows without unaccepted drafts."""
         assert folded is not None
         rows, file = batch.rows[certain], self._file
-        file.longest += batch.most + self._tail
+        file.longest += self._tail
         file.source[batch.rows] = 0
         file.labels[batch.live[certain]] = folded.after[certain]
-        tokens = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
-        file.pending[rows] = (folded.pending + np.where(folded.newest > 0, tokens, 0))[certain]
+        file.pending[rows] = (folded.pending + np.where(folded.newest > 0, batch.certain, 0))[certain]
 
     def _decide(self, late: Late, rows: Longs, more: Longs) -> None:
         """Repeats the plan of a late step on the host, now that the accepted tokens of the step before are known.
@@ -609,26 +699,21 @@ class Stepping(Verbs):
             rows: rows of the step before.
             more: for each of these rows, the number of accepted drafts.
         """
-        self._late, self._file.undecided = None, frozenset()
         step, allocator, file = late.step, self._file.allocator, self._file
         batch, held = step.batch, file.held.copy() if self._commands.journal is not None else None
-        gained = np.zeros(self._table.rows + 1, np.int64)
-        gained[rows] = more
-        pending = late.pending + gained[batch.rows]
-        gained[batch.rows] = 0
-        file.pending[rows] += gained[rows]
+        file.pending[batch.rows] = late.pending
+        file.pending[rows] += more
+        certain, step.before = step.after - step.before, batch.spread(late.label + file.pending[batch.rows])
         exact = allocator.free if late.kept and not allocator.held_back else None  # the count read since the plan
         allocator.held_back = 0
         allocator.free += late.kept
-        taken = self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free, late.defer)
+        taken = self._mirror.plan_late(batch, late.label, late.source, late.limit, late.free, late.defer)
         if self._copied:
             self._planes.count(self._copied, copied=taken)
         if exact is not None:
             allocator.free = exact
         if held is not None:
             self._commands.note_changes("plan", held)
-        certain = step.after - step.before
-        step.before = batch.spread(late.label + pending)
         step.after = step.before + certain
 
     def require_told(self, rows: Sequence[int]) -> None:

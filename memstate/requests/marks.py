@@ -153,6 +153,11 @@ class Marks:
                     self._holdings.end(kept)
 
     @property
+    def awaited(self) -> bool:
+        """Whether a plan can find a mark."""
+        return bool(self._coming or self._ends)
+
+    @property
     def rows(self) -> set[int]:
         """Rows that have not reached a wanted length, or have states at marks."""
         return self._coming.keys() | self._ends.keys() | self.kept.keys()
@@ -201,8 +206,6 @@ class Marks:
                 `after` are in a tail. None: `after`.
         """
         marks: list[Mark] = []
-        if not (self._coming or self._ends):
-            return marks
         entries = [at for at, row in enumerate(rows.tolist()) if row in self._coming or row in self._ends]
         if not entries:
             return marks

@@ -42,6 +42,7 @@ class Batch(NamedTuple):
         most: largest number of tokens of a real entry.
         version: version of the request table when the batch was looked up.
         drafts: for each real entry, how many of its tokens may be rejected; None: the batch has no drafts.
+        certain: tokens of the real entries that are no drafts.
         sent: for each entry of the batch, the number by which the packet of a plan encodes its tokens and drafts.
     """
 
@@ -57,6 +58,7 @@ class Batch(NamedTuple):
     most: int
     version: int
     drafts: Longs | None
+    certain: Longs
     sent: Longs
 
     @classmethod
@@ -95,7 +97,7 @@ class Batch(NamedTuple):
         if type(tokens) is not int and running.size:
             fewest, most = int(of_rows.min()), int(of_rows.max())
         live, generation = running * REGISTERS_PER_ROW, table.generation[numbers]
-        drafted, sent = None, tokens_of
+        drafted, certain, sent = None, of_rows, tokens_of
         if not fewest:  # in a packet 0 means padding, so an entry of 0 tokens has another number
             sent = np.where((numbers > 0) & (tokens_of == 0), FOLD, tokens_of)
         if type(drafts) is not int or drafts:
@@ -106,9 +108,10 @@ class Batch(NamedTuple):
                 )
             if of_all.any():
                 drafted, sent = of_all[real], np.where(of_all > 0, -(DRAFTS * of_all + tokens_of), sent)
+                certain = of_rows - drafted
         return cls(
             numbers, tokens_of, real, running, of_rows, live, generation, distinct, fewest, most, table.version,
-            drafted, sent,
+            drafted, certain, sent,
         )  # fmt: skip
 
     def spread(self, values: Longs) -> Longs:
@@ -322,7 +325,7 @@ class StepLog:
         """Adds a planned step to the unsettled ones, and returns it."""
         step = Step(self._serial, record, batch, before, after, self.marks, marked, label)
         if self.tails is not None:
-            if (tails := self._tails.get(size := len(record.rows))) is None:
+            if (tails := self._tails.get(size := len(batch.numbers))) is None:
                 tails = self._tails[size] = TailRecord(*(column[:size] for column in self.tails))
             step.tails = tails
         self._serial += 1

@@ -70,8 +70,8 @@ class RegisterFile(NotCopied):
         pending: mirror of the number of real tokens in each row's tail, int64 `row`. On the device, the next plan adds
             the accepted tokens of the newest step.
         newest: mirror of the number of tokens of each row's newest step in its tail, int64 `row`.
-        held_at, label_at, tracked_at, source_at, pending_at: memoryviews of these arrays. Reading one entry takes half
-            of the time that an array takes, and gives a plain number.
+        held_at, label_at, tracked_at, source_at, pending_at, newest_at: memoryviews of these arrays. Reading one entry
+            takes half of the time that an array takes, and gives a plain number.
         undecided: rows whose newest plan has made decisions that the host does not know yet; see `Late`.
         starts: first cell of each column.
         longest: upper bound of the tokens that any state stands for.
@@ -108,6 +108,7 @@ class RegisterFile(NotCopied):
         self.longest = 0
         self.held_at, self.label_at = self.held.data, self.labels.data
         self.tracked_at, self.source_at, self.pending_at = self.tracked.data, self.source.data, self.pending.data
+        self.newest_at = self.newest.data
 
     @property
     def nbytes(self) -> int:

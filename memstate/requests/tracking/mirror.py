@@ -79,8 +79,9 @@ class Mirror:
         return not past[past.argmin()]
 
     def plan(
-        self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool, label: Longs
-    ) -> int:
+        self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool, label: Longs,
+        free: int | None = None,
+    ) -> int:  # fmt: skip
         """Plans rows that have a live slot, no row twice.
 
         Args:
@@ -91,13 +92,14 @@ class Mirror:
             due: whether a row stands at a boundary, see `reaches`.
             reading: whether a row reads another register than its live one.
             label: tokens of the states after the step, `row`.
+            free: number of slots that were free when the device planned; None: the number that is free now.
 
         Returns:
             Number of snapshots that the step takes.
         """
         taken = 0
         if due:
-            lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit))
+            lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit, free))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
         self.file.labels[batch.live] = label
@@ -114,19 +116,19 @@ class Mirror:
             label: tokens of the states that the step reads, `row`.
             defer: if the tail and the step of a row have fewer tokens than this, none is added to the state.
         """
-        drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
-        pending = self.file.pending[batch.rows]
+        pending, drafts = self.file.pending[batch.rows], batch.tokens - batch.certain
         return fold(self._columns, self.rules, batch.rows, label, pending, batch.tokens, drafts, defer)
 
     def plan_late(
-        self, batch: Batch, label: Longs, pending: Longs, source: NDArray[np.int32], limit: int, free: int, defer: int
+        self, batch: Batch, label: Longs, source: NDArray[np.int32], limit: int, free: int, defer: int
     ) -> int:
         """Repeats a plan of rows with tails that the device made when the host did not know the lengths of the rows.
+
+        By now, `pending` has the real tokens that were in the tails at the plan.
 
         Args:
             batch: the rows of the step, looked up.
             label: tokens of the states that the step reads, `row`.
-            pending: real tokens in the tails at the plan, `row`.
             source: for each row, the register that it read instead of its live one, 0 for none, `row`.
             limit: largest number of claims for snapshots.
             free: number of slots that were free at the plan.
@@ -135,27 +137,22 @@ class Mirror:
         Returns:
             Number of snapshots that the step takes.
         """
-        taken = 0
         self.file.source[batch.rows] = source
-        drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
-        folded = fold(self._columns, self.rules, batch.rows, label, pending, batch.tokens, drafts, defer)
-        if self.lanes:
-            claim = self._claims(limit, free)
-            lanes = plan_snapshots(self._columns, self.rules, batch.rows, *folded.due(label), claim)
-            taken = int(np.count_nonzero(lanes))
-            self.snapshots += taken
-        self.file.labels[batch.live] = folded.after
-        self.file.source[batch.rows] = 0
+        folded = self.fold(batch, label, defer)
+        taken = self.plan(batch, *folded.due(label), limit, self.lanes > 0, True, folded.after, free)
         self.folded(batch, folded)
         return taken
 
     def folded(self, batch: Batch, folded: Folded) -> None:
         """Notes the tokens that a planned step leaves in the tails of its rows."""
-        self.file.newest[self._seen] = 0  # the plan has added the accepted tokens of the step before to `pending`
+        self.forget_newest(batch.rows)
         self.file.newest[batch.rows] = folded.newest
-        self._seen = batch.rows
-        certain = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
-        self.file.pending[batch.rows] = folded.pending + np.where(folded.newest > 0, certain, 0)
+        self.file.pending[batch.rows] = folded.pending + np.where(folded.newest > 0, batch.certain, 0)
+
+    def forget_newest(self, rows: Longs) -> None:
+        """Empties `newest`, because a step of these rows has made the accepted tokens of the step before pending."""
+        self.file.newest[self._seen] = 0
+        self._seen = rows
 
     def _claims(self, limit: int, then: int | None = None) -> Claim:
         """Returns the function by which one plan claims slots for snapshots, within its slot budget.

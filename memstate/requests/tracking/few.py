@@ -30,13 +30,11 @@ class Few:
 
     def columns(self, batch: Batch) -> Columns | None:
         """Returns rows, tokens and certain tokens of a batch. None: it has too many rows, or padding."""
-        of, columns = self._last
-        if of is not batch:
-            columns = None
-            if 0 < len(batch.numbers) <= FEW and type(batch.real) is slice and batch.distinct:
-                columns = batch.rows.tolist(), batch.tokens.tolist(), batch.certain.tolist()
-            self._last = batch, columns
-        return columns
+        if self._last[0] is not batch:
+            knows = 0 < len(batch.numbers) <= FEW and type(batch.real) is slice and batch.distinct
+            lists = (batch.rows.tolist(), batch.tokens.tolist(), batch.certain.tolist()) if knows else None
+            self._last = batch, lists
+        return self._last[1]
 
     def fold(self, columns: Columns, label: Longs, pending: Longs, defer: int, late: bool = False) -> Folds | None:
         """Decides what a step does with the tails of its rows; see `rules.fold`.

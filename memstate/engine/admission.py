@@ -41,6 +41,7 @@ class Start:
         hit: the state in host memory that the row starts from; None if it starts from another source.
         session: the session, if the request is one of its turns. None while the session makes way for this admission.
         shared: number of tokens that the prompt shares with the last turn of the session.
+        leaves: whether the turn leaves states or pages of its session behind.
         match: the match of the prompt in the prefix cache.
         lease: the lease that keeps the matched path from eviction.
         wanted: lengths at which states are kept, each with its kind, ascending.
@@ -53,6 +54,7 @@ class Start:
     hit: Hit | None = None
     session: Conversation | None = None
     shared: int = 0
+    leaves: bool = False
     match: Match | None = None
     lease: Lease | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
@@ -91,7 +93,9 @@ class Admission(Verbs):
             with self._admitting:
                 self._cache.learn()
         while True:
-            starts = self._starts_of(given, below, away)
+            starts = [self._start_of(request, below, away) for request in given]
+            if len(starts) > 1 and self._sessions.opened:
+                self._require_one_turn_each(starts)
             rows = self._admit(starts)
             if isinstance(rows, Rows):
                 return rows
@@ -177,20 +181,12 @@ class Admission(Verbs):
         self.lacks[type(lack)] += 1
         self._told.event(logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
 
-    def _starts_of(self, requests: Sequence[Request], below: bool, away: Collection[Session]) -> list[Start]:
-        """Returns a start for each request.
-
-        Args:
-            requests: what the caller passed to `admit`.
-            below: whether requests can start from host memory, too.
-            away: sessions that make way. Their turns start from the prefix cache or from zeros.
-        """
-        starts = [self._start_of(request, below, away) for request in requests]
-        if self._sessions.opened:
-            running = [start.session.handle for start in starts if start.session]
-            if len(set(running)) != len(running):
-                raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
-        return starts
+    def _require_one_turn_each(self, starts: Sequence[Start]) -> None:
+        """Refuses starts of which two are turns of the same session."""
+        running = [start.session for start in starts if start.session is not None]
+        if len(set(running)) != len(running):
+            handles = [session.handle for session in running]
+            raise InvalidArgument(f"a session is named twice in {handles}: one turn at a time")
 
     def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
         """Returns a row for each start, or the error that says what is lacking. In that case nothing is started."""
@@ -206,21 +202,21 @@ class Admission(Verbs):
             if not special:
                 lack = self.make_room(len(starts), pages, slots)
                 return self._carry_out(starts, special) if lack is None else lack
-            if sessions := [start.session for start in special if start.session is not None]:
-                self._sessions.starting(sessions)
-            for start in special:
+            if self._sessions.opened:
+                self._sessions.starting = [start.session for start in special if start.session is not None]
+            for start in special if self._cache.enabled else ():
                 self._hold(start)
             slots, holders, pages = self._needs(special, slots, pages)
             if slots > self._file.allocator.free:
                 slots -= self._take_over(special, slots)
-            lack = self._short_of_holders(holders) if holders > self._holdings.free else None
+            lack = self._short_of_holders(holders) if holders else None
             if (lack := lack or self.make_room(len(starts), pages, slots)) is not None:
                 self._undo(special)
                 return lack
             for start in special:
-                if start.session is not None:
+                if start.session is not None and start.leaves:
                     self._sessions.give_up(start.session, start.source)
-                elif start.request.session is not None:
+                elif start.session is None and start.request.session is not None:
                     start.session = self._sessions.get(start.request.session)
                     if start.session.kept:
                         self._room.give_way(start.session)
@@ -243,7 +239,7 @@ class Admission(Verbs):
             source, session = start.source, start.session
             if source.takes:
                 slots -= min(self.per_request, len(source.states))
-            if session is not None:
+            if session is not None and start.leaves:
                 of_states, of_pages = self._sessions.surplus(session, source)
                 slots, pages = slots - of_states, pages - of_pages
             if (hit := start.hit) is not None:
@@ -313,17 +309,15 @@ class Admission(Verbs):
         if not special:
             self.start(rows, nothing := [0] * len(rows), nothing, nothing)
         else:
+            columns: list[tuple[int, int, int, int]] = []
             for row, start in zip(rows, starts, strict=True):
-                if start.source.takes or start.session is not None:
+                source, known = start.source, start.match.tokens if start.match is not None else 0
+                if source.takes or start.session is not None:
                     self._begin(row, start)
-            sources = [start.source for start in starts]
-            self.start(
-                rows,
-                [source.states[0].register if source.states and not source.takes else 0 for source in sources],
-                [source.length for source in sources],
-                [max(start.source.length, start.match.tokens if start.match is not None else 0) for start in starts],
-                [len(source.states) if source.takes else 0 for source in sources],
-            )
+                read = source.states[0].register if source.states and not source.takes else 0
+                moved = len(source.states) if source.takes else 0
+                columns.append((read, source.length, max(source.length, known), moved))
+            self.start(rows, *zip(*columns, strict=True))
         for row, start in zip(rows, starts, strict=True) if special or self._cache.enabled else ():
             source = start.source
             if source.states and not source.takes:
@@ -353,7 +347,9 @@ class Admission(Verbs):
             self._holdings.begin_read(source.states[0].register)  # before `begin` ends the session's states
         if session is not None:
             self._sessions.compare(session, start.prompt, start.shared, source.length, self._cache)
-            self._cache.drop_bare(self._sessions.begin(session, row, start.prompt.head(source.length)))
+            path = self._sessions.begin(session, row, start.prompt, source)
+            if path is not NO_NODE:
+                self._cache.drop_bare(path)
             if start.lease is not None:
                 start.lease.own = session.own
                 if source.of is session:
@@ -436,6 +432,9 @@ class Admission(Verbs):
                 elsewhere = start.source.length and not isinstance(start.source.of, Node)
                 seen = match.instead(start.source.length) if elsewhere else match
                 start.wanted = sorted((dict(self._cache.marks(seen)) | dict(start.wanted)).items())
+        if (turn := start.session) is not None:
+            given = start.source if start.source.of is turn else ZEROS
+            start.leaves = len(given.states) < len(turn.kept) or len(given.pages) < len(turn.pages)
 
     def _cached(self, match: Match) -> Source:
         """Returns the source for the cached state of a match."""
@@ -479,7 +478,7 @@ class Admission(Verbs):
             if isinstance(source.of, Node):
                 self._holdings.end_read(source.states[0].register)
             tree.unlease(lease.node)
-        self._sessions.starting(())
+        self._sessions.starting = []
 
     def _take_over(self, starts: Sequence[Start], slots: int) -> int:
         """Lets requests take over the cached states that they matched, if slots are short.

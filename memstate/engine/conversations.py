@@ -107,9 +107,9 @@ class SessionCalls:
                 "forward: launch it, say so with submit(step), then fork"
             )
         with parts.guard.changing("sessions.fork"):
-            parts.sessions.starting([talk])
+            parts.sessions.starting = [talk]
             lack = parts.admission.make_room(0, partial, 0)
-            parts.sessions.starting(())
+            parts.sessions.starting = []
             if lack is not None:
                 parts.admission.refuse("sessions.fork", lack)
                 raise parts.guard.orderly(lack)

@@ -62,7 +62,7 @@ class Ending(Verbs):
         if keep is None and tokens is None and lengths is None:
             with self._ends:
                 return self.free(numbers, None, None, "ended")
-        if not isinstance(keep, str) or keep != "handle" or tokens is not None:
+        if type(keep) is not str or (keep != "cache" and (keep != "handle" or tokens is not None)):
             require_keep(keep, tokens, lengths)
         keys = self._keys(tokens, numbers) if keep == "cache" else None
         known = list(map(self._table.confirmed_at.__getitem__, numbers))
@@ -156,9 +156,11 @@ class Ending(Verbs):
         if tokens is None:
             tokens = [None] * len(rows)
         word = self._cache.names.word
-        if len(sequence(f"sequences of {word}", tokens, f"{word}=[[1, 2, 3]], one per row")) != len(rows):
+        if type(tokens) is not list:
+            sequence(f"sequences of {word}", tokens, f"{word}=[[1, 2, 3]], one per row")
+        if len(tokens) != len(rows):
             raise InvalidArgument(f"{word} of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
-        if not self._cache.enabled and not all(row in self._sessions.by_row for row in rows if row):
+        if not self._cache.enabled and not all(map(self._sessions.by_row.__contains__, filter(None, rows))):
             raise ConfigurationError(
                 "keep='cache' needs a prefix cache: build the manager with prefix=ms.Prefix(), or use keep='handle'"
             )
@@ -183,12 +185,13 @@ class Ending(Verbs):
                 f"known: give {word}=[...], or admit it with Request({word}=) to a manager with a prefix cache"
             )
         known = encoded or prompt if names.keyed or (lease and given is lease.given) else b""
-        key = names.continued(known, given)
-        if not all(key is one or key[: len(one)] == one[: len(key)] for one in (prompt, encoded)):
-            raise InvalidArgument(
-                f"row {row} (request {shown(self._table.ids[row])}): the {word} are not those of its prompt: hand over "
-                "all of them, from the first on"
-            )
+        key = names.continued(known, given) if known else names.encode(given)
+        for one in prompt, encoded:
+            if not (key is one or key[: len(one)] == one[: len(key)]):
+                raise InvalidArgument(
+                    f"row {row} (request {shown(self._table.ids[row])}): the {word} are not those of its prompt: hand "
+                    "over all of them, from the first on"
+                )
         return key
 
     def _leave(
@@ -353,7 +356,11 @@ class Ending(Verbs):
         for at, row in enumerate(rows) if turns else ():
             if row in turns:
                 real = self._table.confirmed_at[row] if known is None else known[at]
-                self._end_turn(row, real, keys[at] if keys is not None else None)
+                key, lease = keys[at] if keys is not None else None, self._cache.leases.get(row)
+                if self._sessions.end(row, real, key, lease, self._cache, self._room.free_registers):
+                    del self._cache.leases[row]
+                if self._sessions.limits.most_states is not None:
+                    self._room.trim()
         registers: list[int] = []
         cells: list[int] = []
         for row in rows:
@@ -374,9 +381,3 @@ class Ending(Verbs):
         self._marks.end(rows)
         self._table.release(rows, how)
         return snapshots
-
-    def _end_turn(self, row: int, known: int, key: Key | None) -> None:
-        lease = self._cache.leases.get(row)
-        if self._sessions.end(row, known, key, lease, self._cache, self._room.free_registers):
-            del self._cache.leases[row]
-        self._room.trim()

@@ -7,6 +7,7 @@ admit -> plan -> (your forward) -> settle | accept -> ... -> end
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -260,7 +261,7 @@ class StateManager(NotCopied, Shown):
         Syncs: no, unless the call needs slots that `pool.release` freed by id.
         """
         self._enter()
-        if self._parts.sessions.opened:
+        if self._parts.sessions.expiry < inf:
             self._admission.expire("admit")
         return self._admission.admit(requests)
 

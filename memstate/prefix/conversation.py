@@ -63,8 +63,7 @@ class Conversation:
 
     Attributes:
         handle: The session's handle.
-        prompt: The tokens that its states and pages stand for; while a turn runs, the tokens of the state from which
-            its row started.
+        prompt: The tokens that its states and pages stand for; while a turn runs, the prompt of this turn.
         kept: Its states, longest first.
         pages: Ids of its KV pages.
         path: The node at which its lease in the prefix cache ends; `NO_NODE` without a lease.

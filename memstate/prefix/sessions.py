@@ -49,6 +49,8 @@ class Sessions:
         refused: Number of states that were lost because no holder was free.
         emptied: Number of times that an idle session gave up its states, to make room or because it had expired.
         parted: Number of turns that could not start from a state of the answer before them.
+        starting: Sessions whose next turn is about to begin. They keep their states until then.
+        expiry: No idle session expires before this time; infinite if none does. See `note_expiries`.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class Sessions:
         for session in kept:
             session.forks[:] = [other for other in kept if other.forks is session.forks]
         self.by_row: dict[int, Conversation] = {}
-        self._starting: list[Conversation] = []  # sessions whose next turn is about to begin
-        self._expiry: float = math.inf
+        self.starting: list[Conversation] = []
+        self.expiry: float = math.inf
         self.note_expiries()
 
     def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], unsure: Set[int]) -> Conversation:
@@ -149,7 +151,8 @@ class Sessions:
 
     def stays(self, session: Conversation, state: Snapshot) -> bool:
         """Returns whether the slot of a state stays in use when its session gives it up: a fork or a row needs it."""
-        return state.register in self._holdings.readers or self._heir(session, state) is not None
+        shared = bool(session.forks) and self._heir(session, state) is not None
+        return shared or state.register in self._holdings.readers
 
     def _let_go(self, session: Conversation, states: Sequence[Snapshot]) -> None:
         """Releases states of a session. If a fork shares a state, the fork becomes its owner instead."""
@@ -176,7 +179,10 @@ class Sessions:
         """
         if not isinstance(handle, Session):
             raise InvalidArgument(f"{handle!r} is no session: use the handle that sessions.open() returned")
-        session = self.opened.get(hashable("session", handle))
+        try:
+            session = self.opened.get(handle)
+        except TypeError:
+            session = self.opened.get(hashable("session", handle))
         if session is None or session.closing:
             why = "it was closed, ended by recover(), or belongs to another manager"
             raise StaleHandle(f"session {handle.id!r}", handle.serial, 0, why)
@@ -207,6 +213,8 @@ class Sessions:
             session: The session.
             prompt: The prompt.
         """
+        if prompt.key.startswith(session.prompt.key) and prompt.salt == session.prompt.salt:  # most turns go on
+            return len(session.prompt.key) // BYTES
         return common(session.prompt.key, prompt.key, BYTES) // BYTES if prompt.salt == session.prompt.salt else 0
 
     def find(self, session: Conversation, prompt: SaltedTokens, shared: int | None = None) -> Source:
@@ -220,11 +228,14 @@ class Sessions:
         Returns:
             The states and pages from which the turn can start; `ZEROS` if no state serves the prompt.
         """
-        most = min(self.shared(session, prompt) if shared is None else shared, prompt.tokens - 1)
-        if not (serving := [snap for snap in session.kept if snap.length <= most]):
+        most = min(self.shared(session, prompt) if shared is None else shared, len(prompt.key) // BYTES - 1)
+        serving = session.kept
+        if serving and serving[0].length > most:
+            serving = [snap for snap in serving if snap.length <= most]
+        if not serving:
             return ZEROS
         length, takes = serving[0].length, not self.stays(session, serving[0])
-        pages = session.pages[: self._pages.count(length)]
+        pages = session.pages and session.pages[: self._pages.count(length)]
         return Source(length, serving[: 1 + self._lanes if takes else 1], pages, session, takes)
 
     def surplus(self, session: Conversation, source: Source) -> tuple[int, int]:
@@ -267,33 +278,36 @@ class Sessions:
         """
         if prompt.salt != session.prompt.salt:
             session.own.clear()  # states under the old salt stay useful: no state under the new salt replaces them
-        whole = shared == session.prompt.tokens
-        if min(shared, length) > session.asked or (whole and prompt.tokens > session.asked <= shared):
+        tokens, whole = len(prompt.key) // BYTES, shared == len(session.prompt.key) // BYTES
+        if min(shared, length) > session.asked or (whole and tokens > session.asked <= shared):
             if session.parted:
                 session.own.clear()  # a later turn that parts may need these states: mark none of them superseded
             session.parted = 0
-        elif not whole and shared < prompt.tokens:
+        elif not whole and shared < tokens:
             session.parted += 1
             self.parted += 1
             cache.supersede(session.own, length, length)  # mark all but the state from which the turn starts
-        session.asked = prompt.tokens
+        session.asked = tokens
 
-    def begin(self, session: Conversation, row: int, prompt: SaltedTokens) -> Node:
+    def begin(self, session: Conversation, row: int, prompt: SaltedTokens, source: Source) -> Node:
         """Begins a turn. The row must have its states and pages already.
 
         Args:
             session: The session.
             row: The new row.
-            prompt: The tokens that the state from which the row starts stands for.
+            prompt: The prompt.
+            source: What the row starts from: states of the session, or other ones.
 
         Returns:
             The last node of the session's path in the prefix cache. The caller ends the lease on it.
         """
-        session.kept = list(filter(self._holdings.has, session.kept))  # without those that the row took over
+        if source.takes and source.of is session:
+            session.kept = []
         path = self.empty(session)
-        session.row, session.start, session.prompt = row, len(prompt.key) // BYTES, prompt
+        session.row, session.start, session.prompt = row, source.length, prompt
         self.by_row[row] = session
-        self.starting([other for other in self._starting if other is not session])
+        if session in self.starting:
+            self.starting.remove(session)
         return path
 
     def end(
@@ -318,9 +332,10 @@ class Sessions:
         """
         session = self.by_row[row]
         known = min(known, session.start if key is None else len(key) // BYTES)
-        session.prompt = session.prompt._replace(key=(session.prompt.key if key is None else key)[: known * BYTES])
+        prompt = session.prompt
+        session.prompt = SaltedTokens((prompt.key if key is None else key)[: known * BYTES], prompt.salt, prompt.kind)
         # After an abort, the session keeps the states from which its row began, because nobody else has them.
-        keeps = self.keeps(row, cache) or (key is None and not session.closing)
+        keeps = not session.closing and (key is None or not cache.enabled or not session.parts)
         registers = self._real(row, known)[: self.limits.per_session] if keeps else []
         if len(registers) <= self._holdings.free:
             session.kept, registers = self._holdings.move_in(registers, session), []
@@ -330,19 +345,22 @@ class Sessions:
             self.refused += not self._holdings.free
             if self._holdings.free:
                 session.kept += self._holdings.move_in([register], session)
-        self.supersede(session, session.length, cache)
+        if session.own:
+            self.supersede(session, session.length, cache)
         del self.by_row[row]
         session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)
         if session.closing:
             del self.opened[session.handle]
         if not session.kept:
             return False
-        session.pages = self._pages.of(row, self._pages.count(session.kept[0].length))
-        self._pages.allocator.share(session.pages)
-        if lease is not None:
+        if self._pages.allocator.pages:
+            session.pages = self._pages.of(row, self._pages.count(session.kept[0].length))
+            self._pages.allocator.share(session.pages)
+        if lease is not None and cache.enabled:
             cache.shorten(lease, session.kept[0].length)
             session.path = lease.node
-        self._note_expiry(session)
+        if session.ttl is not None:
+            self.expiry = min(self.expiry, session.since + session.ttl)
         return lease is not None
 
     @staticmethod
@@ -363,11 +381,13 @@ class Sessions:
 
     def _real(self, row: int, known: int) -> list[int]:
         """Returns the row's registers whose states the session can keep, longest first."""
-        labels, first = self._file.labels, REGISTERS_PER_ROW * row
-        registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
-        registers = [r for r in registers if labels[r] % self._pages.grid == 0]
-        registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
-        return sorted(registers, key=lambda r: -int(labels[r]))
+        labels, first, pages = self._file.label_at, REGISTERS_PER_ROW * row, self._pages
+        lengths: dict[int, int] = {}
+        for register in range(first, first + 1 + self._lanes):
+            length = labels[register] if self._file.held_at[register] else 0
+            if 1 <= length <= known and not length % pages.grid and pages.own_partial(row, length):
+                lengths[register] = length
+        return sorted(lengths, key=lengths.__getitem__, reverse=True)
 
     def close(self, handle: Session) -> Node:
         """Closes a session and releases its states and pages. If a turn runs, this happens at the end of the turn.
@@ -399,36 +419,30 @@ class Sessions:
             The last node of its path in the prefix cache. The caller ends the lease on it.
         """
         path = session.path
-        self._let_go(session, session.kept)
-        session.kept = []  # first: an interrupt must not leave a state to two sessions that are no forks
+        if session.kept:
+            self._let_go(session, session.kept)
+            session.kept = []  # first: an interrupt must not leave a state to two sessions that are no forks
         if session.forks:
             session.forks.remove(session)
             session.forks = []
-        self._pages.allocator.release(session.pages)
+        if session.pages:
+            self._pages.allocator.release(session.pages)
         session.pages, session.path = NO_PAGES, NO_NODE
         return path
 
     # -- order in which sessions give up states ---------------------------------------------------------
 
-    def starting(self, sessions: Sequence[Conversation]) -> None:
-        """Sets the sessions whose next turn is about to begin. They keep their states until then.
-
-        Args:
-            sessions: The sessions; none if no admission is under way.
-        """
-        self._starting = list(sessions)
-
     def idle(self) -> list[Conversation]:
         """Returns the sessions that can give up states: expired ones first, then by priority, then by last use."""
         if not self.held:
             return []
-        idle = [session for session in self.opened.values() if session.kept and session not in self._starting]
+        idle = [session for session in self.opened.values() if session.kept and session not in self.starting]
         return sorted(idle, key=lambda session: (not self.expired(session), session.priority, session.turn))
 
     @property
     def idle_states(self) -> int:
         """Number of states that sessions can give up."""
-        starting = {state.register for session in self._starting for state in session.kept}
+        starting = {state.register for session in self.starting for state in session.kept}
         return self._holdings.evictable("session") - len(starting - self._holdings.readers.keys())
 
     def expired(self, session: Conversation) -> bool:
@@ -444,21 +458,18 @@ class Sessions:
             ttl: Seconds after its last turn for which it keeps its states, None for no limit.
         """
         session.priority, session.ttl = priority, ttl
-        self._note_expiry(session)
-
-    def _note_expiry(self, session: Conversation) -> None:
-        if session.ttl is not None:
-            self._expiry = min(self._expiry, session.since + session.ttl)
+        if ttl is not None:
+            self.expiry = min(self.expiry, session.since + ttl)
 
     def note_expiries(self) -> None:
         """Notes the time at which the next idle session expires: then `any_expired` compares only this time."""
         times = [session.since + session.ttl for session in self.idle() if session.ttl is not None]
-        self._expiry = min(times, default=math.inf)
+        self.expiry = min(times, default=math.inf)
 
     @property
     def any_expired(self) -> bool:
         """Whether an idle session may have expired. Call `note_expiries` after emptying the expired sessions."""
-        return self._expiry < math.inf and self.limits.clock() > self._expiry
+        return self.expiry < math.inf and self.limits.clock() > self.expiry
 
     @property
     def beyond_share(self) -> bool:
@@ -509,7 +520,7 @@ class Sessions:
             {
                 "id": text(session.handle.id),
                 "row": session.row,
-                "tokens": session.prompt.tokens,
+                "tokens": session.start if session.row else session.prompt.tokens,
                 "states": [[snap.register, snap.length] for snap in session.kept],
                 "pages": len(session.pages),
                 "age": round(now - session.opened, 3),

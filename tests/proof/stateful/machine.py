@@ -275,7 +275,10 @@ class Machine:
         users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
-            h.id: Held(ids(s.prompt.key).tobytes(), [one.register for one in s.kept], list(s.pages), s.row)
+            h.id: Held(
+                ids((s.prompt.head(s.start) if s.row else s.prompt).key).tobytes(),
+                [one.register for one in s.kept], list(s.pages), s.row,
+            )  # fmt: skip
             for h, s in owners.sessions(mem).opened.items()
         }
         self._same("sessions", kept, {

@@ -304,13 +304,16 @@ class Admission(Verbs):
     def _carry_out(self, starts: Sequence[Start], special: Sequence[Start]) -> Rows:
         """Gives rows their pages, registers and states. The caller has made sure that there are enough of each."""
         rows = self._table.claim([start.request.id for start in starts])
+        pairs = list(zip(rows, starts, strict=True))
         if self._pages.allocator.pages:
             self._pages.start(rows, [start.source.pages for start in starts], self._fresh(starts))
         if not special:
             self.start(rows, nothing := [0] * len(rows), nothing, nothing)
         else:
+            if taken := [(row, start.source.states) for row, start in pairs if start.source.takes]:
+                self._holdings.take(taken)
             columns: list[tuple[int, int, int, int]] = []
-            for row, start in zip(rows, starts, strict=True):
+            for row, start in pairs:
                 source, known = start.source, start.match.tokens if start.match is not None else 0
                 if source.takes or start.session is not None:
                     self._begin(row, start)
@@ -318,7 +321,7 @@ class Admission(Verbs):
                 moved = len(source.states) if source.takes else 0
                 columns.append((read, source.length, max(source.length, known), moved))
             self.start(rows, *zip(*columns, strict=True))
-        for row, start in zip(rows, starts, strict=True) if special or self._cache.enabled else ():
+        for row, start in pairs if special or self._cache.enabled else ():
             source = start.source
             if source.states and not source.takes:
                 self._reads(source)
@@ -340,8 +343,6 @@ class Admission(Verbs):
         if source.takes:
             if isinstance(source.of, Node):
                 self._holdings.end_read(source.states[0].register)
-            self._holdings.take(source.states, row)
-            if isinstance(source.of, Node):
                 self._cache.detach(source.of, "taken")
         elif source.of is session is not None:
             self._holdings.begin_read(source.states[0].register)  # before `begin` ends the session's states

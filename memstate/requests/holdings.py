@@ -115,11 +115,12 @@ class Holdings:
             del self.held[before.holds][register]
         self.owner[register], self.held[to.holds][register] = to, state
 
-    def _forget(self, registers: list[int], kind: str) -> None:
-        """Frees holders whose owners are of one kind. Their slots were released or moved, and nobody reads them."""
-        owner, generation, held = self.owner, self.generation, self.held[kind]
+    def _forget(self, registers: list[int]) -> None:
+        """Frees holders that have owners. Their slots were released or moved, and nobody reads them."""
+        owner, generation = self.owner, self.generation
         for register in registers:
-            del held[register]
+            if (of := owner[register]) is not None:
+                del self.held[of.holds][register]
             owner[register], generation[register] = None, (generation[register] + 1) & INT32_MAX
         self._free += registers
 
@@ -190,18 +191,20 @@ class Holdings:
         self._own(state.register, to, state)
         return state
 
-    def take(self, states: Sequence[Snapshot], row: int) -> None:
-        """Moves states to the registers of a row, the first of them to the live register. Their handles become stale.
+    def take(self, taken: Iterable[tuple[int, Sequence[Snapshot]]]) -> None:
+        """Moves states to the registers of rows, the first of a row to its live register. Their handles become stale.
 
         Args:
-            states: states in holders that nobody reads.
-            row: a row without states.
+            taken: for each row without states, its number and states in holders that nobody will read.
         """
-        first = REGISTERS_PER_ROW * row
-        if states:
-            registers = list(map(REGISTER, states))
-            self._commands.move([*range(first, first + len(states))], registers)
-            self._forget(registers, self.kind(registers[0]))
+        targets: list[int] = []
+        registers: list[int] = []
+        for row, states in taken:
+            first = REGISTERS_PER_ROW * row
+            targets += range(first, first + len(states))
+            registers += map(REGISTER, states)
+        self._commands.move(targets, registers)
+        self._forget(registers)
 
     def end(self, states: Sequence[Snapshot], registers: list[int] | None = None) -> None:
         """Ends states: their handles become stale. A state with readers is released after its last reader.
@@ -235,7 +238,7 @@ class Holdings:
             for register in registers:
                 if pages := held[register].pages:
                     self._pages.release(pages)
-        self._forget(registers, kind)
+        self._forget(registers)
 
     # Readers
 

@@ -274,13 +274,9 @@ class Machine:
         self._same("owners", mem._reports.owners(), {register: self.owner(register) for register in model.held})
         users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
-        kept = {
-            h.id: Held(
-                ids((s.prompt.head(s.start) if s.row else s.prompt).key).tobytes(),
-                [one.register for one in s.kept], list(s.pages), s.row,
-            )  # fmt: skip
-            for h, s in owners.sessions(mem).opened.items()
-        }
+        opened = owners.sessions(mem).opened.items()
+        texts = {h.id: ids((s.prompt.head(s.start) if s.row else s.prompt).key).tobytes() for h, s in opened}
+        kept = {h.id: Held(texts[h.id], [one.register for one in s.kept], list(s.pages), s.row) for h, s in opened}
         self._same("sessions", kept, {
             talk.name: Held(encoded(talk.text), [one.register for one in talk.kept], talk.pages,
                             talk.row.number if talk.row else 0) for talk in model.talks})  # fmt: skip

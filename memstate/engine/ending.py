@@ -353,14 +353,19 @@ class Ending(Verbs):
             self._holdings.reads_done([file.source_at[row] for row in rows])
         if known is not None:
             snapshots = self._leave(rows, known, keys, ended=True)
+        limits, later = self._sessions.limits, None
+        if len(turns) > 1 and limits.most_states is None and len(rows) * PER_ROW <= self._holdings.free:
+            later = list[int](), list[int]()  # no state makes way for another, so one operation can move all
         for at, row in enumerate(rows) if turns else ():
             if row in turns:
                 real = self._table.confirmed_at[row] if known is None else known[at]
                 key, lease = keys[at] if keys is not None else None, self._cache.leases.get(row)
-                if self._sessions.end(row, real, key, lease, self._cache, self._room.free_registers):
+                if self._sessions.end(row, real, key, lease, self._cache, self._room.free_registers, later):
                     del self._cache.leases[row]
-                if self._sessions.limits.most_states is not None:
+                if limits.most_states is not None:
                     self._room.trim()
+        if later is not None:
+            self._commands.move(*later)
         registers: list[int] = []
         cells: list[int] = []
         for row in rows:

@@ -312,7 +312,7 @@ class Sessions:
 
     def end(
         self, row: int, known: int, key: Key | None, lease: Lease | None, cache: PrefixCache,
-        free_registers: Callable[[int], object],
+        free_registers: Callable[[int], object], later: tuple[list[int], list[int]] | None = None,
     ) -> bool:  # fmt: skip
         """Ends a turn: the session keeps the row's states of at most `known` tokens, and their pages.
 
@@ -326,6 +326,7 @@ class Sessions:
             lease: The row's lease, None for none.
             cache: The prefix cache.
             free_registers: Function that evicts states until the given number of holders is free.
+            later: See `Holdings.move_in`. Give it only if every turn of the call finds enough free holders.
 
         Returns:
             Whether the session keeps the lease.
@@ -338,7 +339,7 @@ class Sessions:
         keeps = not session.closing and (key is None or not cache.enabled or not session.parts)
         registers = self._real(row, known)[: self.limits.per_session] if keeps else []
         if len(registers) <= self._holdings.free:
-            session.kept, registers = self._holdings.move_in(registers, session), []
+            session.kept, registers = self._holdings.move_in(registers, session, later=later), []
         for register in registers:
             if not self._holdings.free:
                 (cache.evict_states if session.kept else free_registers)(1)  # other sessions make way for one only

@@ -163,16 +163,25 @@ class Holdings:
             states.append(state)
         return states
 
-    def move_in(self, cells: list[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
+    def move_in(
+        self, cells: list[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(()),
+        later: tuple[list[int], list[int]] | None = None,
+    ) -> list[Snapshot]:  # fmt: skip
         """Moves states from the registers of rows to holders. Call it only where `free` is large enough.
 
         Args:
             cells: registers of rows, one for each state.
             to: the new owner of all of these states.
             pages: for each state, the KV pages that it shares.
+            later: targets and sources of moves that the caller will record; these moves are added. None: they are
+                recorded here.
         """
         states = self.add(list(map(self._file.label_at.__getitem__, cells)), to, pages)
-        self._commands.move(list(map(REGISTER, states)), cells)
+        targets, sources = later or ([], [])
+        targets += map(REGISTER, states)
+        sources += cells
+        if later is None:
+            self._commands.move(targets, sources)
         return states
 
     def give(self, state: Snapshot, to: Owner, pages: Sequence[int] = ()) -> Snapshot:

@@ -94,8 +94,6 @@ class Admission(Verbs):
                 self._cache.learn()
         while True:
             starts = [self._start_of(request, below, away) for request in given]
-            if len(starts) > 1 and self._sessions.opened:
-                self._require_one_turn_each(starts)
             rows = self._admit(starts)
             if isinstance(rows, Rows):
                 return rows
@@ -181,29 +179,28 @@ class Admission(Verbs):
         self.lacks[type(lack)] += 1
         self._told.event(logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
 
-    def _require_one_turn_each(self, starts: Sequence[Start]) -> None:
-        """Refuses starts of which two are turns of the same session."""
-        running = [start.session for start in starts if start.session is not None]
-        if len(set(running)) != len(running):
-            handles = [session.handle for session in running]
-            raise InvalidArgument(f"a session is named twice in {handles}: one turn at a time")
-
     def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
-        """Returns a row for each start, or the error that says what is lacking. In that case nothing is started."""
-        pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
+        """Returns a row for each start, or the error that says what is lacking. In that case nothing is started.
+
+        Raises:
+            InvalidArgument: two starts are turns of the same session, or a request has too many tokens.
+        """
         # Starts with a prompt, a source or wanted lengths. All others need only a row, pages and slots.
         special = [
             start for start in starts
             if start.match is not None or start.request.tokens is not None or start.source is not ZEROS or start.wanted
             or start.request.fetch is not None
         ]  # fmt: skip
+        turns = [start.session for start in special if start.session is not None]
+        if len(set(turns)) != len(turns):
+            raise InvalidArgument(f"a session is named twice in {[turn.handle for turn in turns]}: one turn at a time")
+        pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
         with self._admitting:
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
             if not special:
                 lack = self.make_room(len(starts), pages, slots)
                 return self._carry_out(starts, special) if lack is None else lack
-            if self._sessions.opened:
-                self._sessions.starting = [start.session for start in special if start.session is not None]
+            self._sessions.starting = turns
             for start in special if self._cache.enabled else ():
                 self._hold(start)
             slots, holders, pages = self._needs(special, slots, pages)

@@ -62,7 +62,7 @@ class Ending(Verbs):
         if keep is None and tokens is None and lengths is None:
             with self._ends:
                 return self.free(numbers, None, None, "ended")
-        if type(keep) is not str or (keep != "cache" and (keep != "handle" or tokens is not None)):
+        if not isinstance(keep, str) or keep != ("handle" if tokens is None else "cache"):
             require_keep(keep, tokens, lengths)
         keys = self._keys(tokens, numbers) if keep == "cache" else None
         known = list(map(self._table.confirmed_at.__getitem__, numbers))

@@ -230,8 +230,8 @@ class Sessions:
         """
         most = min(self.shared(session, prompt) if shared is None else shared, len(prompt.key) // BYTES - 1)
         serving = session.kept
-        if serving and serving[0].length > most:
-            serving = [snap for snap in serving if snap.length <= most]
+        while serving and serving[0].length > most:
+            serving = serving[1:]
         if not serving:
             return ZEROS
         length, takes = serving[0].length, not self.stays(session, serving[0])

@@ -41,7 +41,7 @@ class Start:
         hit: the state in host memory that the row starts from; None if it starts from another source.
         session: the session, if the request is one of its turns. None while the session makes way for this admission.
         shared: number of tokens that the prompt shares with the last turn of the session.
-        leaves: whether the turn leaves states or pages of its session behind.
+        leaves: whether the turn leaves states of its session behind. Otherwise it leaves no pages either.
         match: the match of the prompt in the prefix cache.
         lease: the lease that keeps the matched path from eviction.
         wanted: lengths at which states are kept, each with its kind, ascending.
@@ -432,7 +432,7 @@ class Admission(Verbs):
                 start.wanted = sorted((dict(self._cache.marks(seen)) | dict(start.wanted)).items())
         if (turn := start.session) is not None:
             given = start.source if start.source.of is turn else ZEROS
-            start.leaves = len(given.states) < len(turn.kept) or len(given.pages) < len(turn.pages)
+            start.leaves = len(given.states) < len(turn.kept)
 
     def _cached(self, match: Match) -> Source:
         """Returns the source for the cached state of a match."""

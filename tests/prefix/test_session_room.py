@@ -378,6 +378,21 @@ def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(mon
     assert before.end == 8 and after is NO_NODE and mem.info(row).length == 6 and mem.audit().clean
 
 
+@pytest.mark.script
+def test_S9_a_session_makes_way_after_a_call_that_a_placement_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(Backend("reference"), strategy="ping-pong", overlap=True, prefix=True)
+    mem, (a,) = play.mem, talked(play, "a")
+
+    def make_room(*_: int) -> ms.OutOfSlots:
+        monkeypatch.setattr(mem.prefix, "marks", lambda *_: 1 / 0)  # fails where the call tries again
+        return ms.OutOfSlots(9, 0, 0)
+
+    monkeypatch.setattr(mem._parts.admission, "make_room", make_room)
+    with pytest.raises(ZeroDivisionError):
+        mem.admit([ms.Request("turn", tokens=[*other(1), 1], session=a)])
+    assert [one.handle for one in owners.sessions(mem).idle()] == [a]
+
+
 def test_G1_limits_that_are_none_are_refused() -> None:
     for wrong in ({"share": 2}, {"share": True}, {"per_session": 0}, {"most_states": -1}, {"clock": 3}):
         with pytest.raises(ms.ConfigurationError):

@@ -191,8 +191,8 @@ class Admission(Verbs):
             if start.match is not None or start.request.tokens is not None or start.source is not ZEROS or start.wanted
             or start.request.fetch is not None
         ]  # fmt: skip
-        turns = [start.session for start in special if start.session is not None]
-        if len(set(turns)) != len(turns):
+        turns = [start.session for start in special if start.session is not None] if special else []
+        if len(turns) > 1 and len(set(turns)) < len(turns):
             raise InvalidArgument(f"a session is named twice in {[turn.handle for turn in turns]}: one turn at a time")
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
         with self._admitting:
@@ -301,7 +301,7 @@ class Admission(Verbs):
     def _carry_out(self, starts: Sequence[Start], special: Sequence[Start]) -> Rows:
         """Gives rows their pages, registers and states. The caller has made sure that there are enough of each."""
         rows = self._table.claim([start.request.id for start in starts])
-        pairs = list(zip(rows, starts, strict=True))
+        pairs = list(zip(rows, starts, strict=True)) if special or self._cache.enabled else []
         if self._pages.allocator.pages:
             self._pages.start(rows, [start.source.pages for start in starts], self._fresh(starts))
         if not special:
@@ -318,7 +318,7 @@ class Admission(Verbs):
                 moved = len(source.states) if source.takes else 0
                 columns.append((read, source.length, max(source.length, known), moved))
             self.start(rows, *zip(*columns, strict=True))
-        for row, start in pairs if special or self._cache.enabled else ():
+        for row, start in pairs:
             source = start.source
             if source.states and not source.takes:
                 self._reads(source)

@@ -348,24 +348,13 @@ class Ending(Verbs):
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
         # End the reads first: then a state that only these rows read can be evicted, to make room for what they leave.
-        file, turns = self._file, self._sessions.by_row
+        file = self._file
         if self._holdings.readers:
             self._holdings.reads_done([file.source_at[row] for row in rows])
         if known is not None:
             snapshots = self._leave(rows, known, keys, ended=True)
-        limits, later = self._sessions.limits, None
-        if len(turns) > 1 and limits.most_states is None and len(rows) * PER_ROW <= self._holdings.free:
-            later = list[int](), list[int]()  # no state makes way for another, so one operation can move all
-        for at, row in enumerate(rows) if turns else ():
-            if row in turns:
-                real = self._table.confirmed_at[row] if known is None else known[at]
-                key, lease = keys[at] if keys is not None else None, self._cache.leases.get(row)
-                if self._sessions.end(row, real, key, lease, self._cache, self._room.free_registers, later):
-                    del self._cache.leases[row]
-                if limits.most_states is not None:
-                    self._room.trim()
-        if later is not None:
-            self._commands.move(*later)
+        if self._sessions.by_row:
+            self._end_turns(rows, known, keys)
         registers: list[int] = []
         cells: list[int] = []
         for row in rows:
@@ -386,3 +375,19 @@ class Ending(Verbs):
         self._marks.end(rows)
         self._table.release(rows, how)
         return snapshots
+
+    def _end_turns(self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[bytes] | None) -> None:
+        """Ends the turns among rows; see `free`."""
+        turns, limits, later = self._sessions.by_row, self._sessions.limits, None
+        if len(rows) > 1 and limits.most_states is None and len(rows) * PER_ROW <= self._holdings.free:
+            later = list[int](), list[int]()  # no state makes way for another, so one operation can move all
+        for at, row in enumerate(rows):
+            if row in turns:
+                real = self._table.confirmed_at[row] if known is None else known[at]
+                key, lease = keys[at] if keys is not None else None, self._cache.leases.get(row)
+                if self._sessions.end(row, real, key, lease, self._cache, self._room.free_registers, later):
+                    del self._cache.leases[row]
+                if limits.most_states is not None:
+                    self._room.trim()
+        if later is not None:
+            self._commands.move(*later)

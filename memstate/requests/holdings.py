@@ -177,11 +177,12 @@ class Holdings:
                 recorded here.
         """
         states = self.add(list(map(self._file.label_at.__getitem__, cells)), to, pages)
-        targets, sources = later or ([], [])
-        targets += map(REGISTER, states)
-        sources += cells
+        targets = list(map(REGISTER, states))
         if later is None:
-            self._commands.move(targets, sources)
+            self._commands.move(targets, cells)
+        else:
+            later[0].extend(targets)
+            later[1].extend(cells)
         return states
 
     def give(self, state: Snapshot, to: Owner, pages: Sequence[int] = ()) -> Snapshot:

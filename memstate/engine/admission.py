@@ -344,8 +344,7 @@ class Admission(Verbs):
         elif source.of is session is not None:
             self._holdings.begin_read(source.states[0].register)  # before `begin` ends the session's states
         if session is not None:
-            self._sessions.compare(session, start.prompt, start.shared, source.length, self._cache)
-            path = self._sessions.begin(session, row, start.prompt, source)
+            path = self._sessions.begin(session, row, start.prompt, start.shared, source, self._cache)
             if path is not NO_NODE:
                 self._cache.drop_bare(path)
             if start.lease is not None:

@@ -351,7 +351,7 @@ class Ending(Verbs):
         file = self._file
         if self._holdings.readers:
             self._holdings.reads_done([file.source_at[row] for row in rows])
-        if known is not None:
+        if known is not None and (keys is None or self._cache.enabled):
             snapshots = self._leave(rows, known, keys, ended=True)
         if self._sessions.by_row:
             self._end_turns(rows, known, keys)

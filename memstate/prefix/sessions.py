@@ -213,8 +213,9 @@ class Sessions:
             session: The session.
             prompt: The prompt.
         """
-        if prompt.key.startswith(session.prompt.key) and prompt.salt == session.prompt.salt:  # most turns go on
-            return len(session.prompt.key) // BYTES
+        last = session.prompt.key
+        if prompt.key[: len(last)] == last and prompt.salt == session.prompt.salt:  # most turns go on
+            return len(last) // BYTES
         return common(session.prompt.key, prompt.key, BYTES) // BYTES if prompt.salt == session.prompt.salt else 0
 
     def find(self, session: Conversation, prompt: SaltedTokens, shared: int | None = None) -> Source:
@@ -262,23 +263,29 @@ class Sessions:
         self._pages.allocator.release(session.pages[len(turn.pages) :])
         session.pages = session.pages[: len(turn.pages)]
 
-    def compare(
-        self, session: Conversation, prompt: SaltedTokens, shared: int, length: int, cache: PrefixCache
-    ) -> None:
-        """Notes whether a turn goes on from the last answer, or parts from it. Call this before `begin`.
+    def begin(
+        self, session: Conversation, row: int, prompt: SaltedTokens, shared: int, source: Source, cache: PrefixCache
+    ) -> Node:
+        """Begins a turn. The row must have its states and pages already.
 
-        Neither is noted if the prompt is only a beginning of the last turn, or if the last turn was aborted.
+        Notes whether the turn goes on from the last answer, or parts from it. Neither is noted if the prompt is only a
+        beginning of the last turn, or if the last turn was aborted.
 
         Args:
             session: The session.
+            row: The new row.
             prompt: The prompt.
             shared: Number of first tokens that the prompt and the last turn have in common.
-            length: Tokens of the state from which the turn starts, be it a state of the session or not.
+            source: What the row starts from: states of the session, or other ones.
             cache: The prefix cache.
+
+        Returns:
+            The last node of the session's path in the prefix cache. The caller ends the lease on it.
         """
         if prompt.salt != session.prompt.salt:
             session.own.clear()  # states under the old salt stay useful: no state under the new salt replaces them
-        tokens, whole = len(prompt.key) // BYTES, shared == len(session.prompt.key) // BYTES
+        length, tokens = source.length, len(prompt.key) // BYTES
+        whole = shared == len(session.prompt.key) // BYTES
         if min(shared, length) > session.asked or (whole and tokens > session.asked <= shared):
             if session.parted:
                 session.own.clear()  # a later turn that parts may need these states: mark none of them superseded
@@ -288,23 +295,10 @@ class Sessions:
             self.parted += 1
             cache.supersede(session.own, length, length)  # mark all but the state from which the turn starts
         session.asked = tokens
-
-    def begin(self, session: Conversation, row: int, prompt: SaltedTokens, source: Source) -> Node:
-        """Begins a turn. The row must have its states and pages already.
-
-        Args:
-            session: The session.
-            row: The new row.
-            prompt: The prompt.
-            source: What the row starts from: states of the session, or other ones.
-
-        Returns:
-            The last node of the session's path in the prefix cache. The caller ends the lease on it.
-        """
         if source.takes and source.of is session:
             session.kept = []
         path = self.empty(session)
-        session.row, session.start, session.prompt = row, source.length, prompt
+        session.row, session.start, session.prompt = row, length, prompt
         self.by_row[row] = session
         if session in self.starting:
             self.starting.remove(session)

@@ -41,7 +41,7 @@ class Start:
         hit: the state in host memory that the row starts from; None if it starts from another source.
         session: the session, if the request is one of its turns. None while the session makes way for this admission.
         shared: number of tokens that the prompt shares with the last turn of the session.
-        leaves: whether the turn leaves states of its session behind. Otherwise it leaves no pages either.
+        leaves: the session, if the turn leaves states of it behind. Otherwise the turn leaves no pages either.
         match: the match of the prompt in the prefix cache.
         lease: the lease that keeps the matched path from eviction.
         wanted: lengths at which states are kept, each with its kind, ascending.
@@ -54,7 +54,7 @@ class Start:
     hit: Hit | None = None
     session: Conversation | None = None
     shared: int = 0
-    leaves: bool = False
+    leaves: Conversation | None = None
     match: Match | None = None
     lease: Lease | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
@@ -191,7 +191,7 @@ class Admission(Verbs):
             if start.match is not None or start.request.tokens is not None or start.source is not ZEROS or start.wanted
             or start.request.fetch is not None
         ]  # fmt: skip
-        turns = [start.session for start in special if start.session is not None] if special else []
+        turns = [start.session for start in special if start.session] if special else []
         if len(turns) > 1 and len(set(turns)) < len(turns):
             raise InvalidArgument(f"a session is named twice in {[turn.handle for turn in turns]}: one turn at a time")
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
@@ -211,9 +211,9 @@ class Admission(Verbs):
                 self._undo(special)
                 return lack
             for start in special:
-                if start.session is not None and start.leaves:
-                    self._sessions.give_up(start.session, start.source)
-                elif start.session is None and start.request.session is not None:
+                if start.leaves:
+                    self._sessions.give_up(start.leaves, start.source)
+                elif not start.session and start.request.session is not None:
                     start.session = self._sessions.get(start.request.session)
                     if start.session.kept:
                         self._room.give_way(start.session)
@@ -233,11 +233,11 @@ class Admission(Verbs):
         """
         states, loaded = set[object](), set[object]()  # keys, because starts can share a record
         for start in starts:
-            source, session = start.source, start.session
+            source = start.source
             if source.takes:
                 slots -= min(self.per_request, len(source.states))
-            if session is not None and start.leaves:
-                of_states, of_pages = self._sessions.surplus(session, source)
+            if start.leaves:
+                of_states, of_pages = self._sessions.surplus(start.leaves, source)
                 slots, pages = slots - of_states, pages - of_pages
             if (hit := start.hit) is not None:
                 states.add(hit.state.key)
@@ -429,9 +429,9 @@ class Admission(Verbs):
                 elsewhere = start.source.length and not isinstance(start.source.of, Node)
                 seen = match.instead(start.source.length) if elsewhere else match
                 start.wanted = sorted((dict(self._cache.marks(seen)) | dict(start.wanted)).items())
-        if (turn := start.session) is not None:
-            given = start.source if start.source.of is turn else ZEROS
-            start.leaves = len(given.states) < len(turn.kept)
+        if turn := start.session:
+            given = start.source.states if start.source.of is turn else ()
+            start.leaves = turn if len(given) < len(turn.kept) else None
 
     def _cached(self, match: Match) -> Source:
         """Returns the source for the cached state of a match."""

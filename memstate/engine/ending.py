@@ -389,5 +389,5 @@ class Ending(Verbs):
                     del self._cache.leases[row]
                 if limits.most_states is not None:
                     self._room.trim()
-        if later is not None:
+        if later:
             self._commands.move(*later)

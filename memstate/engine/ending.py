@@ -376,7 +376,7 @@ class Ending(Verbs):
         self._table.release(rows, how)
         return snapshots
 
-    def _end_turns(self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[bytes] | None) -> None:
+    def _end_turns(self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[Key] | None) -> None:
         """Ends the turns among rows; see `free`."""
         turns, limits, later = self._sessions.by_row, self._sessions.limits, None
         if len(rows) > 1 and limits.most_states is None and len(rows) * PER_ROW <= self._holdings.free:

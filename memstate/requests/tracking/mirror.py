@@ -66,7 +66,7 @@ class Mirror:
         self._told = logs.Repeats(LOG, sums=["refused"])
 
     def reaches(self, length: Longs, after: Longs) -> bool:
-        """Returns whether a plan finds a row at a boundary. False if the strategy takes no snapshots.
+        """Returns whether a plan finds a row at a boundary, which 0 is not. False if the strategy takes no snapshots.
 
         Args:
             length: tokens before the step, `row`.
@@ -74,9 +74,9 @@ class Mirror:
         """
         at, every = length if self.tracking.reads_old_slot else after, self.rules.every
         if not self.lanes or at.size <= FEW:
-            return self.lanes > 0 and 0 in map(every.__rmod__, at.tolist())
+            return self.lanes > 0 and 0 in map(every.__rmod__, filter(None, at.tolist()))
         past = at % every
-        return not past[past.argmin()]
+        return not past[past.argmin()] and bool(at[past == 0].any())
 
     def plan(
         self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool, label: Longs,

@@ -90,9 +90,12 @@ class Stepping(Verbs):
         self.replaying: int | None = None
         self._launched = False  # whether the present replay has called `launch`
         self._captured: set[int] = set()  # batch sizes that `launch` was called with
-        self._last: Batch | None = None  # batch of the last lookup; the next two attributes are the lookup's arguments
+        self._last: Batch | None = (
+            None  # batch of the last lookup; the next three attributes are the lookup's arguments
+        )
         self._last_rows: Sequence[Row | None] = ()
-        self._last_tokens: object = None  # with the drafts
+        self._last_tokens: object = None
+        self._last_drafts: object = None
         self._confirmed: Step | None = None  # the newest step whose plan has confirmed the lengths of all of its rows
         self._promised: list[int] = []  # rows that have published a state or KV which the open step computes
         self._uncopied: tuple[Step, int] | None = None  # (step, number of snapshots) to copy after the forward
@@ -184,18 +187,19 @@ class Stepping(Verbs):
             StaleHandle: a request has ended.
             InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
         """
-        table, last, alike = self._table, self._last, type(tokens) is type(drafts) is int
+        table, last, alike = self._table, self._last, type(tokens) is int and type(drafts) is int
         if (
             last is not None
             and last.version == table.version
             and alike
-            and (tokens, drafts) == self._last_tokens
+            and tokens == self._last_tokens
+            and drafts == self._last_drafts
             and (rows is self._last_rows or (type(rows) is type(self._last_rows) is list and rows == self._last_rows))
         ):
             return last
         batch = Batch.of(table, rows, tokens, last if alike else None, drafts)
         if type(rows) in (Rows, list) and alike:
-            self._last, self._last_tokens = batch, (tokens, drafts)
+            self._last, self._last_tokens, self._last_drafts = batch, tokens, drafts
             self._last_rows = rows[:] if type(rows) is list else rows
         return batch
 
@@ -261,8 +265,9 @@ class Stepping(Verbs):
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
             stored: tuple[Longs, ...] = ()
-            marks, of_tails = list[Mark](), tuple[Longs, ...]()
+            marks: list[Mark] = []
             if self._marks.awaited:
+                of_tails: tuple[Longs, ...] = ()
                 if folded is not None:  # if tokens stay in the tail, no slot has the state at the end of the step
                     of_tails = batch.tokens_of, np.subtract(reached, batch.spread(np.minimum(folded.newest, 1)))
                 marks = self._marks.due(batch.numbers, before, reached, *of_tails)

@@ -49,7 +49,8 @@ class Few:
         Returns:
             None: a snapshot may be due, or a row has more tokens with drafts than its tail keeps.
         """
-        every, early, tail, tracked, folds = self._every, self._early, self._tail, self._file.tracked_at, Folds()
+        every, early, tail, tracked = self._every, self._early, self._tail, self._file.tracked_at
+        folds: Folds = []
         for row, n, certain, state, real in zip(*columns, label.tolist(), pending.tolist(), strict=True):
             length, drafted = state + real, n > certain
             reach = length + 2 * n - certain if late else length + n

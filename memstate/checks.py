@@ -94,7 +94,7 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
         at = next((at for at, one in enumerate(each) if not is_count(one)), 0)
         named = f"{what}={values!r}" if given.ndim == 0 else f"{what}[{at}]={each[at]!r}"
         raise InvalidArgument(f"{named}: expected whole numbers from 0 to {INT32_MAX}")
-    return np.broadcast_to(given, (size,)).astype(np.int64)
+    return (given if given.ndim else np.broadcast_to(given, (size,))).astype(np.int64)
 
 
 def numbers_of(what: str, values: npt.ArrayLike, size: int) -> list[int]:

@@ -566,7 +566,7 @@ class Stepping(Verbs):
         if self._plain and finished is None and self._accept_few(step, accepted, written):
             return
         self._log.require(step)
-        over = flags("finished", finished, len(step.numbers))
+        over = None if finished is None else flags("finished", finished, len(step.numbers))
         given, certain = counts("accepted", accepted, len(step.numbers)), step.after - step.before
         real, same = step.numbers > 0, self._same_request(step) & ~self._table.finished[step.numbers]
         if (wrong := np.flatnonzero((given > step.tokens_of) & real | (given < certain) & same)).size:
@@ -681,6 +681,8 @@ class Stepping(Verbs):
         step = self._log.unsettled[-1]
         if step.batch.drafts is None:
             return None
+        if rows is step.batch.rows and step.batch.version == self._table.version:
+            return step.batch.drafts  # nobody has ended
         drafts = np.zeros(self._table.rows + 1, np.int64)
         drafts[step.batch.rows] = step.batch.drafts
         same = self._same_request(step)
@@ -752,6 +754,8 @@ class Stepping(Verbs):
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
         """Returns for each entry of a step whether its row still belongs to the same request: bool `batch`."""
+        if step.batch.version == self._table.version:  # nobody has ended
+            return step.numbers > 0
         same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.batch.generation
         same &= self._table.used[step.numbers]  # row 0, which is padding, is never used
         return same

@@ -187,11 +187,16 @@ def _gated_delta_step(
 
     # The compiler must see that the stride is a multiple of UNIT: otherwise accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
-    tile = head * (KEY * VALUE) + index[:, None] * KEY_STRIDE + value[None, :] * VALUE_STRIDE
-    scales_at, chance, length = None, None, 0
+    tile = head * (KEY * VALUE) + index[:, None] * KEY_STRIDE
+    at = state_ptr + (tile + value[None, :] * VALUE_STRIDE)
+    if KEY_FASTEST:
+        # Values are added to the pointer, before all else: so a lane has one address, plus constants. In a sum of 32
+        # bits, which might overflow, each of its addresses would take hardware registers of its own.
+        at = state_ptr + tl.arange(0, BLOCK_V)[None, :] * KEY + (tile + tl.program_id(0) * (BLOCK_V * KEY))
+    scales_at, chance, length, pending = None, None, 0, 0
     if scales_ptr is not None:
         scales_at = scales_ptr + head * VALUE + value
-    plane = (state_ptr + tile, slot_stride, scales_at, scales_apart, index, in_value)
+    plane = (at, slot_stride, scales_at, scales_apart, index, in_value)
     s = tile_of(plane, read, KEY, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES, BEHIND)
     if BEHIND:
         # So far this program has read what the launch before does not write: columns of the step, and the state.
@@ -232,9 +237,7 @@ def _gated_delta_step(
                     )  # fmt: skip
                     place = slots.next_place(place, ring)
 
-    visits, depth = count, 0
-    if cursor_row_ptr is not None:
-        depth = pending
+    visits, depth = count, pending
     if parents_ptr is not None:
         # The walk of the tree adds the pending tokens, and adds them again each time it goes back. One loop runs
         # the pending tokens and the tree, because two loops would need too many hardware registers. So the walk makes
@@ -354,8 +357,7 @@ def _gated_delta_step(
         tl.store(out_ptr + out_at, 0.0, mask=in_value)
 
     if cursor_row_ptr is not None:
-        write = tl.where(store > pending, write, 0)
-        snapshot = tl.where(store > pending, snapshot, 0)
+        write, snapshot = tl.where(store > pending, write, 0), tl.where(store > pending, snapshot, 0)
     at_end = drawn_for(s, once, length + count, count > 0, KEY_FASTEST, LANES, RUN, PIECES, APART)
     store_tile(plane, (write, snapshot), s, at_end, KEY, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 

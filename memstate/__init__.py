@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LeakFound as LeakFound,
         MemstateError as MemstateError,
         OutOfPages as OutOfPages,
+        OutOfRecords as OutOfRecords,
         OutOfRows as OutOfRows,
         OutOfSlots as OutOfSlots,
         StaleHandle as StaleHandle,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from memstate.prefix import Match as Match, Prefix as Prefix, SessionLimits as SessionLimits, policies as policies
     from memstate.prefix.placement import Ends as Ends, Nowhere as Nowhere
     from memstate.requests.handles import (
+        Parked as Parked,
         Request as Request,
         Row as Row,
         Rows as Rows,

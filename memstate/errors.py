@@ -98,6 +98,15 @@ class OutOfPages(MemstateError):
         super().__init__(f"{requested} KV pages requested, {free} of {pages} free: {hint}")
 
 
+class OutOfRecords(MemstateError):
+    """Back-pressure: host memory or its staging has too little room for what is to be parked; nothing was changed."""
+
+    def __init__(self, requested: int, free: int, records: int, kind: str) -> None:
+        self.requested, self.free, self.records, self.kind = requested, free, records, kind
+        hint = _never(requested > records, f"there are {records}", "park fewer requests, or poll and try again")
+        super().__init__(f"{requested} {kind} records requested, room for {free} of {records}: {hint}")
+
+
 class StaleHandle(MemstateError):
     """The handle of a row, snapshot, session or step that has ended.
 

@@ -17,7 +17,7 @@ from memstate.prefix import Match
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
 from memstate.prefix.tree import Node
-from memstate.requests.handles import ZEROS, Request, Row, Rows, Session, Snapshot, Source
+from memstate.requests.handles import ZEROS, Parked, Request, Row, Rows, Session, Snapshot, Source
 from memstate.requests.holdings import PUBLISHED
 from memstate.requests.marks import require_lengths
 from memstate.tiers.host.tier import Hit
@@ -194,6 +194,10 @@ class Admission(Verbs):
         turns = [start.session for start in special if start.session] if special else []
         if len(turns) > 1 and len(set(turns)) < len(turns):
             raise InvalidArgument(f"a session is named twice in {[turn.handle for turn in turns]}: one turn at a time")
+        if self._tiers is not None and len(self._tiers.parked):
+            parked = [start.source.of for start in starts if isinstance(start.source.of, Parked)]
+            if len(set(parked)) != len(parked):
+                raise InvalidArgument(f"a parked request is named twice in {parked}: it goes on once")
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
         with self._admitting:
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
@@ -234,6 +238,8 @@ class Admission(Verbs):
         states, loaded = set[object](), set[object]()  # keys, because starts can share a record
         for start in starts:
             source = start.source
+            if isinstance(source.of, Parked):
+                pages += list(source.pages).count(0)
             if source.takes:
                 slots -= min(self.per_request, len(source.states))
             if start.leaves:
@@ -311,7 +317,7 @@ class Admission(Verbs):
                 self._holdings.take(taken)
             columns: list[tuple[int, int, int, int]] = []
             for row, start in pairs:
-                source, known = start.source, start.match.tokens if start.match is not None else 0
+                source, known = start.source, start.match.tokens if start.match is not None else self._tracked(start)
                 if source.takes or start.session is not None:
                     self._begin(row, start)
                 read = source.states[0].register if source.states and not source.takes else 0
@@ -331,8 +337,30 @@ class Admission(Verbs):
                 known = len(start.prompt.key) // BYTES if start.match is None else start.match.tokens
                 self._marks.start(row, start.wanted, source.length, known)
         if self._tiers is not None:
+            self._go_on([(at.source.of, row) for row, at in zip(rows, starts, strict=True) if at.source.of is not None])
             self._tiers.admitted([start.request.fetch for start in special if start.request.fetch is not None])
         return self._table.handles(rows)
+
+    @staticmethod
+    def _tracked(start: Start) -> int:
+        """Returns the length up to which no snapshot of a row is due."""
+        source, match = start.source, start.match
+        if isinstance(source.of, Parked):
+            return source.of.tracked
+        return max(source.length, match.tokens if match is not None else 0)
+
+    def _go_on(self, starts: Sequence[tuple[object, int]]) -> None:
+        """Loads parked requests to their rows, and gives the rows their lengths."""
+        going = [(one, row) for one, row in starts if isinstance(one, Parked)]
+        if not going or self._tiers is None:
+            return
+        self._commands.label([PER_ROW * row for _, row in going], [one.length - one.pending for one, _ in going])
+        for one, row in going:
+            if one.pending:
+                self._file.pending_at[row] = one.pending
+                self._commands.write([self._file.starts["pending"] + row], [one.pending])
+        self._tiers.parked.load([(one, row, self._pages.of(row)) for one, row in going])
+        logs.event(LOG, logging.INFO, "resumed", requests=len(going), tokens=sum(one.length for one, _ in going))
 
     def _begin(self, row: int, start: Start) -> None:
         """Moves to the row the states that its start takes over, and begins the turn of its session."""
@@ -395,13 +423,36 @@ class Admission(Verbs):
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
 
-    def _resume(self, start: Start, snapshot: Snapshot) -> None:
+    def _resume(self, start: Start, snapshot: Snapshot | Parked) -> None:
         request = start.request
+        if isinstance(snapshot, Parked):
+            self._resume_parked(start, snapshot)
+            return
         if request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
         self._holdings.require([snapshot])
         self._holdings.require_foreign([snapshot])
         start.source = Source(snapshot.length, [snapshot], snapshot.pages, PUBLISHED)
+
+    def _resume_parked(self, start: Start, parked: Parked) -> None:
+        request, known, prompt = start.request, parked.prompt, start.prompt
+        if self._tiers is None:
+            raise ConfigurationError(f"request {request.id!r}: a parked request needs tiers=ms.Tiers(...)")
+        pages = self._tiers.parked.pages(parked)
+        if request.salt not in (None, known.salt) or not (request.tokens is None or prompt.key.startswith(known.key)):
+            raise InvalidArgument(
+                f"request {request.id!r}: its {prompt.tokens} tokens or its salt are not those of the parked request: "
+                f"the {known.tokens} that it knows come first"
+            )
+        start.prompt = known if request.tokens is None else prompt._replace(salt=known.salt)
+        start.tokens = max(start.tokens, parked.length)
+        start.source = Source(parked.length, (), pages, parked)
+        if request.session is not None:
+            session = start.session = self._sessions.get(request.session)
+            start.shared, start.lease = (
+                self._sessions.shared(session, start.prompt),
+                Lease(NO_NODE, start.prompt, NO_MATCH),
+            )
 
     def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.
@@ -442,6 +493,8 @@ class Admission(Verbs):
         """Keeps the source of a request from making way, until the request has its row or `_undo` is called."""
         source, match, session = start.source, start.match, start.session
         if match is None:
+            if session is not None and start.lease is not None:  # a parked request goes on as a turn
+                self._cache.tree.unlease(session.path)
             return
         if (hit := start.hit) is not None:
             assert match.found is not None and self._tiers is not None

@@ -164,9 +164,9 @@ class Ending(Verbs):
             raise ConfigurationError(
                 "keep='cache' needs a prefix cache: build the manager with prefix=ms.Prefix(), or use keep='handle'"
             )
-        return [self._key(row, given) if row else b"" for row, given in zip(rows, tokens, strict=True)]
+        return [self.key(row, given) if row else b"" for row, given in zip(rows, tokens, strict=True)]
 
-    def _key(self, row: int, given: Tokens | Keys | None) -> Key:
+    def key(self, row: int, given: Tokens | Keys | None) -> Key:
         """Returns the tokens of a row as a key. Without `given`, they are the prompt.
 
         If `given` is the object that the row was admitted with, only the tokens behind the prompt are encoded. Of keys,

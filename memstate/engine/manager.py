@@ -30,7 +30,7 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import StepRecord
 from memstate.prefix import Match, Prefix
 from memstate.prefix.session_settings import SessionLimits
-from memstate.requests.handles import Request, Row, RowInfo, Rows, Session, Snapshot
+from memstate.requests.handles import Parked, Request, Row, RowInfo, Rows, Session, Snapshot
 from memstate.requests.steps import Step
 from memstate.requests.tracking import Tracking
 from memstate.sheet import Sheet, Shown
@@ -649,17 +649,69 @@ class StateManager(NotCopied, Shown):
         self._enter()
         return self._ending.publish(rows, keep, self._names.of(tokens, keys), strict)
 
-    def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
-        """Ends the handles of snapshots, and frees their slots and pages.
+    def park(
+        self, handles: Sequence[Row | Session], tokens: Sequence[Tokens | None] | None = None, *,
+        user: Sequence[bytes] | None = None,
+    ) -> list[Parked]:  # fmt: skip
+        """Moves running requests and idle sessions to host memory, and ends them. `Request(resume=)` goes on from them.
+
+        A request goes on at the length at which it was parked, with the same bytes: its state at any length, the tokens
+        in its tail, and its KV with the last page. All are parked, or none. States at marks and older snapshots of the
+        row are dropped. KV pages for which staging has no room stay on the device, and `mem.tiers.poll` copies them
+        later. A session closes: `Request(resume=, session=)` makes what it kept the next turn of a new session.
+
+        If a step is planned and its forward is not launched, what the forward computes is parked, too. Such a step can
+        no longer be cancelled.
+
+        Args:
+            handles: rows, and sessions without a running turn.
+            tokens: for each row all of its tokens so far, as far as you know them; None for one, or for all, stands for
+                the prompt. A whole page of known tokens that host memory has already is not copied. None for a session.
+            user: for each handle, bytes of your own, such as the state of a sampler. `Parked.user` returns them.
+
+        Returns:
+            A handle for each. Its records stay until it goes on or is dropped.
+
+        Raises:
+            OutOfRecords: back-pressure: host memory or its staging has too little room; nothing changed.
+            StaleHandle: a request has ended, or a session is closed; nothing changed.
+            InvalidArgument: drafts of a row are not accepted, a row is finished or a turn, its tokens are not those of
+                its prompt, or a session keeps no state; nothing changed.
+            ConfigurationError: there is no host memory, or `Tiers(int8=)` keeps no exact states; nothing changed.
+            Asleep: the memory of states or KV pages is released; nothing changed.
+
+        Example:
+            >>> import torch, memstate as ms
+            >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+            >>> tiers = ms.Tiers("toy", host_slots=8)
+            >>> mem = ms.StateManager(
+            ...     layout, slots=8, max_requests=2, pages=ms.Pages(size=16), prefix=ms.Prefix(), tiers=tiers
+            ... )
+            >>> row = mem.admit([ms.Request("a", tokens=range(20))])[0]
+            >>> mem.settle(mem.plan([row], 20))
+            >>> parked = mem.park([row])[0]
+            >>> mem.free_slots
+            8
+            >>> row = mem.admit([ms.Request("a", resume=parked)])[0]
+            >>> mem.info(row).length
+            20
+
+        Syncs: no.
+        """
+        self._enter()
+        return self._parts.parking.park(handles, tokens, user)
+
+    def drop(self, snapshots: Sequence[Snapshot | Parked | None]) -> None:
+        """Ends the handles of snapshots and of parked requests, and frees their slots, pages and records.
 
         Slots and pages become free at once, or, if the first step of a row must still read the snapshot, when that step
         is planned.
 
         Args:
-            snapshots: results of `publish`, `end` or `cancel`; None is skipped.
+            snapshots: results of `publish`, `end`, `cancel` or `park`; None is skipped.
 
         Raises:
-            StaleHandle: a snapshot was dropped before; nothing changed.
+            StaleHandle: a snapshot was dropped before, or a parked request went on; nothing changed.
             InvalidArgument: a snapshot is named twice, or the prefix cache owns it; nothing changed.
 
         Syncs: no.
@@ -667,9 +719,14 @@ class StateManager(NotCopied, Shown):
         self._enter()
         if type(snapshots) is not list:
             snapshots = sequence("snapshots", snapshots, "[snapshot]")
+        if parked := [one for one in snapshots if isinstance(one, Parked)]:
+            self._parts.parking.require(parked)
+            snapshots = [one for one in snapshots if not isinstance(one, Parked)]
         states, registers = self._holdings.droppable(snapshots)
         with self._dropping:
             self._holdings.end(states, registers)
+            if parked:
+                self._parts.parking.drop(parked)
 
     def forget(self, keys: Keys) -> None:
         """Says that your engine has given KV blocks away, with `Prefix(keyed=True)`: their states are evicted first.

@@ -5,6 +5,7 @@ from functools import cached_property
 from memstate.engine.admission import Admission
 from memstate.engine.ending import Ending
 from memstate.engine.forking import Forking
+from memstate.engine.parking import Parking
 from memstate.engine.stepping import Stepping
 from memstate.engine.world import World
 
@@ -17,9 +18,11 @@ class Parts(World):
         stepping: plans and settles steps.
         ending: publishes states, and ends rows.
         forking: forks and reorders rows.
+        parking: parks rows and idle sessions.
     """
 
     admission = cached_property(Admission)
     stepping = cached_property(Stepping)
     ending = cached_property[Ending](lambda parts: Ending(parts, parts.stepping))
+    parking = cached_property[Parking](lambda parts: Parking(parts, parts.stepping, parts.ending))
     forking = cached_property[Forking](lambda parts: Forking(parts, parts.admission, parts.ending))

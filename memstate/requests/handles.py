@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument
 from memstate.slots.registers import Ints, Longs
-from memstate.tokens import Keys, Tokens
+from memstate.tokens import Keys, SaltedTokens, Tokens
 
 _TABLES = count(1)
 ONE, LARGEST = np.int32(1), np.int32(2**31 - 1)
@@ -52,6 +52,33 @@ class Snapshot:
     pages: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Parked:
+    """A handle to a parked request: it does not run, and its state and its KV are in host memory.
+
+    It is valid until `Request(resume=)` goes on from it, or until `drop`. Until then its records stay, also if nobody
+    keeps the handle.
+
+    Attributes:
+        length: number of tokens that are computed.
+        pending: number of the last of these tokens that are in the tail of the request instead of its state.
+        tracked: length up to which no snapshot is due.
+        prompt: the tokens that are known, with their salt. They can be more than `length`, or fewer.
+        user: bytes of the caller, such as the state of a sampler.
+
+    Example:
+        >>> from memstate.tokens import encode
+        >>> Parked(41, 0, 32, SaltedTokens(encode(range(40)), "tenant"), b"sampler").prompt.tokens
+        40
+    """
+
+    length: int
+    pending: int
+    tracked: int
+    prompt: SaltedTokens = field(repr=False)
+    user: bytes = field(default=b"", repr=False)
+
+
 class Source(NamedTuple):
     """Where the state of a new row comes from: zeros, a state that the row reads, or states that move to the row.
 
@@ -60,7 +87,7 @@ class Source(NamedTuple):
         states: states in holders, the longest first. Empty for zeros, and for a state that must first be loaded.
         pages: ids of the KV pages of these tokens, which the row shares; 0 for a page that must first be loaded.
         of: owner of the states: a session, a node of the prefix cache, or `PUBLISHED` if the caller has the handle.
-            None for zeros, and for a state that must first be loaded.
+            The parked request that goes on. None for zeros, and for a state that must first be loaded.
         takes: whether the states move to the row. If not, the row reads or copies the first of them.
 
     Example:
@@ -102,8 +129,9 @@ class Request:
     Args:
         id: a name, shown by audits. Two live requests may have the same one.
         length: number of tokens that the admission takes KV pages for. Default: all of `tokens`.
-        resume: a snapshot to continue from. A snapshot has a length, but no tokens: a caller that gives `resume` and
-            `tokens` must make sure that they agree.
+        resume: a snapshot to continue from, or a parked request. A snapshot has a length, but no tokens: a caller that
+            gives `resume` and `tokens` must make sure that they agree. The tokens of a parked request must come first
+            in `tokens`; with `session`, it is the next turn of that session.
         snapshot_at: additional lengths at which states are kept, in tokens, such as the ends of messages: a sequence of
             whole numbers, or an array of numpy. Each is rounded down to whole pages, and to the grid of all planes.
             Lengths beyond the prompt are ignored; without `tokens` the prompt has no known end.
@@ -129,7 +157,7 @@ class Request:
 
     id: Hashable
     length: int | None = None
-    resume: Snapshot | None = None
+    resume: Snapshot | Parked | None = None
     snapshot_at: Sequence[int] | NDArray[np.integer] = ()
     tokens: Tokens | None = field(default=None, repr=False, compare=False)
     salt: Hashable = None

@@ -78,14 +78,19 @@ class PageTable:
 
         Args:
             rows: numbers of the rows.
-            shared: for each row, the pages that it shares with a snapshot or the prefix cache.
-            fresh: for each row, the number of new pages.
+            shared: for each row, the pages that it shares with a snapshot or the prefix cache; 0 for a new page there.
+            fresh: for each row, the number of new pages behind them.
         """
         if not self.allocator.pages:
             return
         for row, prefix, n in zip(rows, shared, fresh, strict=True):
             pages = array("q", prefix)
-            self.allocator.share(pages)
+            if missing := pages.count(0):
+                self.allocator.share(array("q", filter(None, pages)))
+                new = iter(self.allocator.claim(missing))
+                pages = array("q", [page or next(new) for page in pages])
+            else:
+                self.allocator.share(pages)
             self._rows[row] = pages = pages + self.allocator.claim(n)
             self.room[row] = len(pages) * self.page_size
         self._write([(row, 0, self._rows[row]) for row in rows])

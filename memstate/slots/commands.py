@@ -135,6 +135,12 @@ class CommandBuffer:
         if unwritten is not None:
             self._unwritten = set(unwritten.tolist())
 
+    def _fences(self) -> set[int]:
+        """Returns the registers whose changes wait for the coming forward."""
+        if self._fenced is None:
+            self._fenced = self._unwritten.union(() if self._used is None else self._used.tolist())
+        return self._fenced
+
     def lift(self) -> None:
         """Ends the wait, because the forward was launched or will never run. The next submit sends the changes."""
         self.fencing, self._used, self._fenced, self._waits = False, None, None, None
@@ -400,11 +406,8 @@ class CommandBuffer:
                 first = [-register for register in first]  # the packet runs these moves behind its releases
             else:
                 self.queue.append(packet := Packet())
-        if self.fencing and self._waits is None:
-            if self._fenced is None and self._used is not None:
-                self._fenced = self._unwritten.union(self._used.tolist())
-            if self._fenced and not self._fenced.isdisjoint([*regs, *sources]):
-                self._waits = len(self.queue) - 1, len(packet.operations)
+        if self.fencing and self._waits is None and not self._fences().isdisjoint([*regs, *sources]):
+            self._waits = len(self.queue) - 1, len(packet.operations)
         packet.add(section, first, second, regs)
 
     # Sending
@@ -479,7 +482,7 @@ class CommandBuffer:
         if self._run_data:
             self._run_data(self.registers.table.slots, self.step, copied=0, zeroed=0)
 
-    def then(self, action: Action, reads: Iterable[int] = ()) -> None:
+    def then(self, action: Action, reads: Iterable[int] = (), behind: bool = False) -> None:
         """Runs an action after all changes recorded so far.
 
         If no change waits for a forward, it submits and runs the action at once. Otherwise the action waits, too.
@@ -487,9 +490,12 @@ class CommandBuffer:
         Args:
             action: the work to run.
             reads: registers whose states the action reads. It waits if a coming forward must still write one of them.
+            behind: whether it also waits if that forward uses one of them, because it writes their states again.
         """
-        if self._waits is None and not self._unwritten.isdisjoint(reads):
-            self._waits = len(self.queue), 0
+        if self._waits is None:
+            of_forward = self._fences() if behind else self._unwritten
+            if not of_forward.isdisjoint(reads):
+                self._waits = len(self.queue), 0
         if self._waits is None:
             self.submit()
             action.run()

@@ -1,5 +1,6 @@
 """Builds the tiers of one manager, and decides which states to save, load and prefetch. It moves no byte itself."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
+from memstate import logs
 from memstate.checks import NotCopied
 from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import on
@@ -22,6 +24,7 @@ from memstate.stats import NO_PREFETCH, TierStats
 from memstate.tiers.alike import compare
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.parking import ParkedRequests
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.tier import Hit, HostTier, RecordSet
 from memstate.tiers.host.transfers import Transfers
@@ -37,6 +40,7 @@ from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES, SaltedTokens
 
+LOG = logs.logger("tiers")
 SECOND_HIT = 2  # "selective" saves a state at this number of its uses
 LOOK_S = 0.1  # limit of the seconds for which `wait` waits
 AHEAD = 64  # limit of the states that are saved ahead of their eviction, without `Tiers(ahead=)`
@@ -67,9 +71,10 @@ class TierManager(NotCopied, Shown):
     ) -> None:  # fmt: skip
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
         self._closed = False
-        mark, states, of_kv = _record_sets(settings, planes, pages, commands.registers.table.slots)
+        mark, *sets = _record_sets(settings, planes, pages, commands.registers.table.slots)
         self.keys = Keys(mark, pages.page_size)
-        self.host = HostTier(cache.tree, self.keys, commands, pages, states, of_kv)
+        self.host = HostTier(cache.tree, self.keys, commands, pages, *sets)
+        self.parked = ParkedRequests(self.host, self.keys, pages.allocator)
         copied = pages.allocator.pages * pages.page_size if settings.write == "through" else 0
         limits = settings.prefetch.in_tokens(self.host.kv.pool.records * pages.page_size, copied)
         ranks = None if settings.group is None else Ranks(settings.group)
@@ -102,6 +107,11 @@ class TierManager(NotCopied, Shown):
         self._hit_tokens = Counter[str]()
         self._stream = commands.registers.allocator.stream
         cache.below = self
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has ended the tiers."""
+        return self._closed
 
     def find(self, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
         """Finds a state in host memory that lets a request compute fewer tokens.
@@ -230,7 +240,7 @@ class TierManager(NotCopied, Shown):
     @property
     def _idle(self) -> bool:
         """Whether `poll` has nothing to do."""
-        ours = not (self._due or self._looks_ahead) and self.host.idle
+        ours = not (self._due or self._looks_ahead or self.parked.above) and self.host.idle
         below = (self.writeback is None or self.writeback.idle) and (self.prefetcher is None or self.prefetcher.idle)
         return ours and below
 
@@ -240,6 +250,10 @@ class TierManager(NotCopied, Shown):
         allocator = self._commands.registers.allocator
         short = allocator.free - allocator.reserve < self._ahead
         return short and abs(self._cache.turnover - self._looked) >= max(1, self._ahead // 4)
+
+    @property
+    def _asleep(self) -> bool:
+        return any(memory.asleep for memory in self.host.memories)
 
     def _look_ahead(self) -> None:
         """Queues copies of the states that the device will evict next, so that their eviction need not copy them."""
@@ -398,9 +412,11 @@ class TierManager(NotCopied, Shown):
         if self._due:
             self.host.require_awake("poll")
         with self._guard.changing("poll"):
-            if self._looks_ahead and not any(memory.asleep for memory in self.host.memories):
+            if self._looks_ahead and not self._asleep:
                 self._look_ahead()
             self._write_due()
+            if self.parked.above and not (self._commands.fencing or self._asleep):
+                self.parked.advance()
             self._write_back(self.host.advance())
             if self.writeback is not None:
                 self.writeback.advance()
@@ -473,6 +489,8 @@ class TierManager(NotCopied, Shown):
         Syncs: yes.
         """
         self._due, self._foreseen = [], set()
+        if lost := self.parked.reset():
+            logs.event(LOG, logging.WARNING, "parked requests lost", requests=lost)
         if self.prefetcher is not None:
             self.prefetcher.reset()
         if self.writeback is not None:
@@ -531,9 +549,11 @@ class TierManager(NotCopied, Shown):
         if self.writeback is not None:
             pins.update(self.writeback.writing)
         pins.update(entry for hit in self._agreed.values() for entry in (hit.state, *hit.pages))
+        pins.update(self.parked.entries())
         if self.prefetcher is not None:
             pins.update(self.prefetcher.pinned)
-        return [text for cache, n in zip(self._caches, self._held, strict=False) for text in cache.miscounts(pins, n)]
+        held = (*self._held, 0)
+        return [text for cache, n in zip(self._caches, held, strict=False) for text in cache.miscounts(pins, n)]
 
     @property
     def leaked(self) -> int:
@@ -552,7 +572,7 @@ class TierManager(NotCopied, Shown):
 
         Raises:
             Asleep: The memory of states or KV pages is released.
-            InvalidArgument: Changes of owners wait for a forward; nothing changed then.
+            InvalidArgument: Changes of owners wait for a forward, or requests are parked; nothing changed then.
 
         Syncs: yes.
         """
@@ -562,6 +582,10 @@ class TierManager(NotCopied, Shown):
             self.reset()
         else:
             self._require_in_order("close")
+            if len(self.parked):
+                raise InvalidArgument(
+                    f"close: {len(self.parked)} requests are parked: let them go on with Request(resume=), or drop them"
+                )
             self.flush()
             self.clear()
         if self.settings.executor is None:
@@ -592,8 +616,8 @@ class TierManager(NotCopied, Shown):
 
 def _record_sets(
     settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor
-) -> tuple[bytes, RecordSet, RecordSet | None]:
-    """Returns the fingerprint of all records, the record set of states, and that of KV pages, None without KV."""
+) -> tuple[bytes, RecordSet, RecordSet | None, RecordSet | None]:
+    """Returns the fingerprint of all records, and the record sets of states, KV pages and the memory of rows."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
         raise ConfigurationError(
@@ -621,4 +645,8 @@ def _record_sets(
         count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
         staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
         of_kv = made(of_page, form, count, staged, None)
-    return mark, states, of_kv
+    of_rows = None
+    if planes.rows is not None:
+        of_row = Packing(planes.rows)
+        of_rows = made(of_row, RecordFormat("row", of_row.layout, mark), settings.host_slots, settings.staging, None)
+    return mark, states, of_kv, of_rows

@@ -18,21 +18,21 @@ from memstate.tiers.stores.base import Bytes
 MAGIC, VERSION = b"memstate", 1
 DIGEST_BYTES = 32  # bytes of a key and of a fingerprint
 HEADER_UNIT = 64  # the size of a header is a multiple of this number of bytes
-Kind = Literal["state", "kv"]
+Kind = Literal["state", "kv", "row"]
 Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checksum"]
 FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
 
 _FIXED = struct.Struct("<8sHHI32s32sqQI")  # fields: magic version kind header fingerprint key length body planes
 _SIZE_AT = 12  # byte at which `_FIXED` has the size of the header
 _NUMBER = struct.Struct("<I")
-_KINDS: dict[str, int] = {"state": 1, "kv": 2}
+_KINDS: dict[str, int] = {"state": 1, "kv": 2, "row": 4}  # 3 stood for something else once
 
 
 class RecordFormat:
     """Seals and checks the records of one kind, of one model and one rank.
 
     Args:
-        kind: "state" or "kv".
+        kind: "state", "kv", or "row" for the memory of a row.
         layout: Layout of a slot, or of a page as if it were a slot, in any order. The body of a record is in slot-major
             order all the same, aligned to 16 bytes.
         fingerprint: 32 bytes that stand for model, layout and ranks, see `memstate.tiers.keys.fingerprint`.

@@ -23,6 +23,7 @@ class CachedRecord:
         pins: Number of users for which the record must stay.
         fetched: Whether the record came from storage, not from the device.
         stored: Whether storage has the record, or a write of it is queued or under way.
+        once: Whether only a parked request has the record. Nobody finds it, and its last `unpin` drops it.
     """
 
     key: bytes
@@ -31,6 +32,7 @@ class CachedRecord:
     pins: int = 0
     fetched: bool = False
     stored: bool = False
+    once: bool = False
 
 
 class RecordCache:
@@ -179,3 +181,5 @@ class RecordCache:
             assert entry.pins > 0, f"{entry} is not pinned"
             entry.pins -= 1
             self._pinned -= not entry.pins
+            if entry.once and not entry.pins:
+                self.drop(entry)

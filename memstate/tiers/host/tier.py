@@ -8,7 +8,8 @@ Of the rows, it knows only the KV pages that a planned step completes.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,10 +33,13 @@ Way = Callable[[Sequence[int], Sequence[int]], Ticket]  # `Transfers.out` or `Tr
 
 
 class RecordSet(NamedTuple):
-    """The records of one kind in host memory, states or KV pages, and the transfers to and from them."""
+    """The records of one kind in host memory, such as states or KV pages, and the transfers to and from them."""
 
     cache: RecordCache
     transfers: Transfers
+
+
+Due = defaultdict[RecordSet, list[Copy]]  # copies to make, by the kind of their records
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,16 @@ class HostTier:
         pages: The page table of all rows.
         states: The record set of states.
         kv: The record set of KV pages, None if the caller manages KV.
+        rows: The record set of the memory of rows, None if rows have none.
 
     Attributes:
+        of_states: The record set of states.
+        of_kv: The record set of KV pages, None if the caller manages KV.
+        of_rows: The record set of the memory of rows, None if rows have none.
         states: The cache of states.
         kv: The cache of KV pages; always empty if the caller manages KV.
         keeps_kv: Whether KV pages are saved.
-        sets: The record sets: states, then KV pages if they are saved.
+        sets: The record sets: states, then KV pages if they are saved, then the memory of rows if there is any.
         memories: For each set, the device memory with its states or pages.
         loads: Transfers to the device that are under way.
         backups: Transfers to host memory that are under way, oldest first.
@@ -89,11 +97,12 @@ class HostTier:
     """
 
     def __init__(
-        self, tree: Tree, keys: Keys, commands: CommandBuffer, pages: PageTable, states: RecordSet, kv: RecordSet | None
-    ) -> None:
+        self, tree: Tree, keys: Keys, commands: CommandBuffer, pages: PageTable, states: RecordSet,
+        kv: RecordSet | None, rows: RecordSet | None,
+    ) -> None:  # fmt: skip
         self.tree, self._keys, self._page_size = tree, keys, keys.page_tokens
-        self._of_states, self._of_kv, self.keeps_kv = states, kv, kv is not None
-        self.sets = [each for each in (states, kv) if each is not None]
+        self.of_states, self.of_kv, self.of_rows, self.keeps_kv = states, kv, rows, kv is not None
+        self.sets = [each for each in (states, kv, rows) if each is not None]
         self.memories = [each.transfers.packing.memory for each in self.sets]
         self.states = states.cache
         self.kv = kv.cache if kv is not None else RecordCache(RecordPool(0, nbytes=1), self.states.form)
@@ -221,20 +230,35 @@ class HostTier:
                 self.unstaged += 1
                 self._told.event(logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
             done += 1
-        if self._of_kv is not None:
-            self._fill(self._of_kv, pages)  # at once, because the pages may get other owners
-        registers, transfers = {register for register, _ in states}, self._of_states.transfers
-        if states and self._commands.named(sorted(registers)):  # copy after the recorded changes of these registers
-            transfers.reserve(len(states))
-
-            def fill() -> None:
-                transfers.reserve(-len(states))
-                self._fill(self._of_states, states)
-
-            self._commands.then(Action(fill, [entry for _, entry in states]), registers)
+        if self.of_kv is not None:
+            self._fill(self.of_kv, pages)  # at once, because the pages may get other owners
+        registers = sorted({register for register, _ in states})
+        if states and self._commands.named(registers):  # copy after the recorded changes of these registers
+            self.fill({self.of_states: states}, registers)
         else:
-            self._fill(self._of_states, states)
+            self._fill(self.of_states, states)
         return done
+
+    def fill(self, due: Mapping[RecordSet, Sequence[Copy]], reads: Sequence[int], behind: bool = False) -> None:
+        """Copies to host memory after the changes that were recorded so far.
+
+        Args:
+            due: The copies. Staging must have room for them.
+            reads: Registers that are copied.
+            behind: Whether the copies come after a planned forward that uses one of these registers, too.
+
+        Syncs: no.
+        """
+        for record_set, copies in due.items():
+            record_set.transfers.reserve(len(copies))
+
+        def fill() -> None:
+            for record_set, copies in due.items():
+                record_set.transfers.reserve(-len(copies))
+                self._fill(record_set, copies)
+
+        if entries := [entry for copies in due.values() for _, entry in copies]:
+            self._commands.then(Action(fill, entries), reads, behind)
 
     @property
     def room(self) -> int:
@@ -242,7 +266,7 @@ class HostTier:
 
         Syncs: no.
         """
-        return self._of_states.transfers.room
+        return self.of_states.transfers.room
 
     def _add(self, node: Node, register: int, states: list[Copy], pages: list[Copy], *, partly: bool) -> bool:
         """Claims records for the state and the KV of a node that host memory does not have, and adds their copies.
@@ -257,7 +281,7 @@ class HostTier:
         Returns:
             False if staging has too little room for the node.
         """
-        room = self._of_kv.transfers.room - len(pages) if self._of_kv is not None else 0
+        room = self.of_kv.transfers.room - len(pages) if self.of_kv is not None else 0
         digests, length = self._keys.of_node(self.tree, node), node.end * self._page_size
         missing = [at for at, digest in enumerate(self._kv_of(digests)) if digest not in self.kv]
         if missing or digests[-1] not in self.states:
@@ -266,7 +290,7 @@ class HostTier:
         kept = not (fits or partly) or self._add_pages(node, digests, missing, room, pages)
         if fits and kept and digests[-1] not in self.states:
             record = self.states.claim(1)
-            states += [(register, self._expected(self.states, digests[-1], at, length)) for at in record]
+            states += [(register, self.expected(self.states, digests[-1], at, length)) for at in record]
             kept = bool(record)
         self.refused += not kept
         if not kept:
@@ -290,12 +314,12 @@ class HostTier:
         kv.pin(*present)
         if fits := len(missing) <= kv.pool.free + kv.evictable:
             for at, record in zip(chosen, kv.claim(len(chosen)), strict=True):
-                due.append((of[at], self._expected(kv, digests[at], record, (at + 1) * self._page_size)))
+                due.append((of[at], self.expected(kv, digests[at], record, (at + 1) * self._page_size)))
         kv.unpin(*present)
         return fits
 
     @staticmethod
-    def _expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
+    def expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
         """Adds a record to a cache and returns its entry. The entry has a pin until the bytes have arrived."""
         entry = cache.add(key, record, length)
         cache.pin(entry)
@@ -324,17 +348,30 @@ class HostTier:
         """
         for _, hit in states:
             self._touch(hit.keys)
-        due = list(zip(self.sets, ([(to, hit.state) for to, hit in states], pages), strict=False))
-        kept = [entry for _, records in due for _, entry in records]
-        for record_set, records in due:
-            record_set.cache.pin(*[entry for _, entry in records])
+        due = {self.of_states: [(to, hit.state) for to, hit in states]}
+        self.load(due if self.of_kv is None else due | {self.of_kv: list(pages)})
+
+    def load(self, due: Mapping[RecordSet, Sequence[Copy]]) -> None:
+        """Loads records into registers, pages and the memory of rows, after the changes that were recorded so far.
+
+        Call `await_loads` before anything reads what is loaded.
+
+        Args:
+            due: The copies.
+
+        Syncs: no.
+        """
+        for record_set, copies in due.items():
+            record_set.cache.pin(*[entry for _, entry in copies])
 
         def begin() -> None:
-            loads = [self._move(each, records, each.transfers.into) for each, records in due if records]
+            loads = [self._move(each, copies, each.transfers.into) for each, copies in due.items() if copies]
             self.loads += loads
             self._coming += loads
 
-        self._commands.then(Action(begin, kept, [page for page, _ in pages], [to for to, _ in states]))
+        kept = [entry for copies in due.values() for _, entry in copies]
+        pages = [page for page, _ in due.get(self.of_kv, ())] if self.of_kv is not None else []
+        self._commands.then(Action(begin, kept, pages, [register for register, _ in due.get(self.of_states, ())]))
 
     def await_loads(self) -> None:
         """Makes the work stream wait for the loads that are under way. Called before a packet is sent.
@@ -391,7 +428,7 @@ class HostTier:
     @property
     def moved(self) -> tuple[int, int, int, int]:
         """Numbers of copies since the start: (states out, states in, pages out, pages in). "Out" is to host memory."""
-        states, kv = self._of_states.transfers, self._of_kv.transfers if self._of_kv else None
+        states, kv = self.of_states.transfers, self.of_kv.transfers if self.of_kv else None
         return states.moved_out, states.moved_in, kv.moved_out if kv else 0, kv.moved_in if kv else 0
 
     def synchronize(self) -> None:

@@ -19,7 +19,7 @@ from memstate.errors import InvalidArgument
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
-RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # names of records, see `RecordFormat.name`
+RECORD = re.compile(r"(?:state|kv|row)-[0-9a-f]{64}")  # names of records, see `RecordFormat.name`
 
 
 def require_names(names: Sequence[str]) -> None:

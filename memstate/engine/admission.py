@@ -45,6 +45,7 @@ class Start:
         match: the match of the prompt in the prefix cache.
         lease: the lease that keeps the matched path from eviction.
         wanted: lengths at which states are kept, each with its kind, ascending.
+        tracked: without a match, the length of the prompt of a parked request: up to it, no snapshot is due.
     """
 
     request: Request
@@ -58,6 +59,7 @@ class Start:
     match: Match | None = None
     lease: Lease | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
+    tracked: int = 0
 
 
 class Admission(Verbs):
@@ -195,9 +197,7 @@ class Admission(Verbs):
         if len(turns) > 1 and len(set(turns)) < len(turns):
             raise InvalidArgument(f"a session is named twice in {[turn.handle for turn in turns]}: one turn at a time")
         if self._tiers is not None and len(self._tiers.parked):
-            parked = [start.source.of for start in starts if isinstance(start.source.of, Parked)]
-            if len(set(parked)) != len(parked):
-                raise InvalidArgument(f"a parked request is named twice in {parked}: it goes on once")
+            self._tiers.parked.require([start.source.of for start in starts if isinstance(start.source.of, Parked)])
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
         with self._admitting:
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
@@ -317,7 +317,7 @@ class Admission(Verbs):
                 self._holdings.take(taken)
             columns: list[tuple[int, int, int, int]] = []
             for row, start in pairs:
-                source, known = start.source, start.match.tokens if start.match is not None else self._tracked(start)
+                source, known = start.source, start.match.tokens if start.match is not None else start.tracked
                 if source.takes or start.session is not None:
                     self._begin(row, start)
                 read = source.states[0].register if source.states and not source.takes else 0
@@ -340,14 +340,6 @@ class Admission(Verbs):
             self._go_on([(at.source.of, row) for row, at in zip(rows, starts, strict=True) if at.source.of is not None])
             self._tiers.admitted([start.request.fetch for start in special if start.request.fetch is not None])
         return self._table.handles(rows)
-
-    @staticmethod
-    def _tracked(start: Start) -> int:
-        """Returns the length up to which no snapshot of a row is due."""
-        source, match = start.source, start.match
-        if isinstance(source.of, Parked):
-            return source.of.tracked
-        return max(source.length, match.tokens if match is not None else 0)
 
     def _go_on(self, starts: Sequence[tuple[object, int]]) -> None:
         """Loads parked requests to their rows, and gives the rows their lengths."""
@@ -445,7 +437,7 @@ class Admission(Verbs):
                 f"the {known.tokens} that it knows come first"
             )
         start.prompt = known if request.tokens is None else prompt._replace(salt=known.salt)
-        start.tokens = max(start.tokens, parked.length)
+        start.tokens, start.tracked = max(start.tokens, parked.length), start.prompt.tokens
         start.source = Source(parked.length, (), pages, parked)
         if request.session is not None:
             session = start.session = self._sessions.get(request.session)

@@ -26,7 +26,7 @@ from memstate.engine.recovery import Recovered, Recovery
 from memstate.engine.report import Reports
 from memstate.engine.settings import Forward, Pages
 from memstate.engine.verbs import Parts
-from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.errors import ConfigurationError, InvalidArgument, StaleHandle
 from memstate.kernels.tables import StepRecord
 from memstate.prefix import Match, Prefix
 from memstate.prefix.session_settings import SessionLimits
@@ -657,7 +657,7 @@ class StateManager(NotCopied, Shown):
 
         A request goes on at the length at which it was parked, with the same bytes: its state at any length, the tokens
         in its tail, and its KV with the last page. All are parked, or none. States at marks and older snapshots of the
-        row are dropped. KV pages for which staging has no room stay on the device, and `mem.tiers.poll` copies them
+        row are dropped. KV pages for which staging has no room stay on the device, and `poll` copies them
         later. A session closes: `Request(resume=, session=)` makes what it kept the next turn of a new session.
 
         If a step is planned and its forward is not launched, what the forward computes is parked, too. Such a step can
@@ -720,13 +720,15 @@ class StateManager(NotCopied, Shown):
         if type(snapshots) is not list:
             snapshots = sequence("snapshots", snapshots, "[snapshot]")
         if parked := [one for one in snapshots if isinstance(one, Parked)]:
-            self._parts.parking.require(parked)
+            if self.tiers is None:
+                raise StaleHandle("parked request", 0, 0)
+            self.tiers.parked.require(parked)
             snapshots = [one for one in snapshots if not isinstance(one, Parked)]
         states, registers = self._holdings.droppable(snapshots)
         with self._dropping:
             self._holdings.end(states, registers)
-            if parked:
-                self._parts.parking.drop(parked)
+            for one in parked if self.tiers is not None else ():
+                self.tiers.parked.drop(one)
 
     def forget(self, keys: Keys) -> None:
         """Says that your engine has given KV blocks away, with `Prefix(keyed=True)`: their states are evicted first.

@@ -62,19 +62,17 @@ class Parked:
     Attributes:
         length: number of tokens that are computed.
         pending: number of the last of these tokens that are in the tail of the request instead of its state.
-        tracked: length up to which no snapshot is due.
         prompt: the tokens that are known, with their salt. They can be more than `length`, or fewer.
         user: bytes of the caller, such as the state of a sampler.
 
     Example:
         >>> from memstate.tokens import encode
-        >>> Parked(41, 0, 32, SaltedTokens(encode(range(40)), "tenant"), b"sampler").prompt.tokens
+        >>> Parked(41, 0, SaltedTokens(encode(range(40)), "tenant"), b"sampler").prompt.tokens
         40
     """
 
     length: int
     pending: int
-    tracked: int
     prompt: SaltedTokens = field(repr=False)
     user: bytes = field(default=b"", repr=False)
 

@@ -290,7 +290,7 @@ class HostTier:
         kept = not (fits or partly) or self._add_pages(node, digests, missing, room, pages)
         if fits and kept and digests[-1] not in self.states:
             record = self.states.claim(1)
-            states += [(register, self.expected(self.states, digests[-1], at, length)) for at in record]
+            states += [(register, self._expected(self.states, digests[-1], at, length)) for at in record]
             kept = bool(record)
         self.refused += not kept
         if not kept:
@@ -314,12 +314,12 @@ class HostTier:
         kv.pin(*present)
         if fits := len(missing) <= kv.pool.free + kv.evictable:
             for at, record in zip(chosen, kv.claim(len(chosen)), strict=True):
-                due.append((of[at], self.expected(kv, digests[at], record, (at + 1) * self._page_size)))
+                due.append((of[at], self._expected(kv, digests[at], record, (at + 1) * self._page_size)))
         kv.unpin(*present)
         return fits
 
     @staticmethod
-    def expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
+    def _expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
         """Adds a record to a cache and returns its entry. The entry has a pin until the bytes have arrived."""
         entry = cache.add(key, record, length)
         cache.pin(entry)

@@ -88,4 +88,7 @@ class DemoOptions:
     sabotage: Annotated[
         names.Sabotage | None, Option(help="Put a wrong state in place of a snapshot; pass if the comparison fails.")
     ] = None
+    park: Annotated[
+        bool, Option("--park", metavar="", help="Park requests instead of sending them back. Needs --host-slots.")
+    ] = False
     seed: Annotated[int, Option(min=-(2**63), max=2**63 - 1, help="Seed of conversations, arrivals and weights.")] = 0

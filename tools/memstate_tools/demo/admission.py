@@ -52,7 +52,7 @@ class DemoQueue:
             if self.sabotage:
                 self.sabotage.strike(batch, sessions)
             requests = [
-                Request(work.name, len(work.tokens), tokens=work.tokens, session=session)
+                Request(work.name, len(work.tokens), resume=work.parked, tokens=work.tokens, session=session)
                 for work, session in zip(batch, sessions, strict=True)
             ]
             try:
@@ -112,10 +112,10 @@ class DemoQueue:
         if self._tiers is None:
             return waiting
         for work in waiting:
-            if work.fetch is None:
+            if work.fetch is None and work.parked is None:
                 work.fetch = self.mem.prefetch(work.tokens, session=self.session_of(work))
         ready = 0
-        while ready < len(waiting) and (fetch := waiting[ready].fetch) and self._tiers.ready(fetch):
+        while ready < len(waiting) and ((fetch := waiting[ready].fetch) is None or self._tiers.ready(fetch)):
             ready += 1
         return waiting[:ready]
 
@@ -128,6 +128,8 @@ class DemoQueue:
     def _count(self, work: Work, row: Row) -> int:
         """Counts an admission. Returns the number of tokens that the request starts with."""
         start, cached = self.mem.info(row).length, self.cache.leases[row.index].match.snapshot
+        if work.parked is not None:
+            return start
         self.meter.admissions += 1
         self.meter.prompt_tokens += len(work.tokens)
         self.meter.prefix_hit_tokens += start

@@ -11,6 +11,7 @@ CANCELLED = 0.006  # probability per step
 ABORTED_AT_ONCE = 0.3  # share of the requests aborted within their prompt that are aborted before any step
 RETRACTIONS_EACH = 2  # most random retractions of one request: so a long prompt comes to its end
 MEDDLED = 0.2  # probability per step of calls between plan and forward
+OFTEN = 8  # factor of retractions and calls between, where requests are parked
 BETWEEN = ("retract", "retract", "admit", "publish", "submit", "read_slots", "audit", "poll")
 TOLD = 0.3  # probability per step that the manager is told of the launched forward
 
@@ -20,9 +21,11 @@ class Chance:
 
     Args:
         seed: The same seed gives the same decisions.
+        often: Whether requests give up their rows often.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, often: bool = False) -> None:
+        self._times = OFTEN if often else 1
         self._events = random.Random(f"events {seed}")
         self._gaps = random.Random(f"gaps {seed}")
 
@@ -33,7 +36,10 @@ class Chance:
     def retracts(self, retracted_before: int, page_end: bool) -> bool:
         """Returns whether a running request is retracted now."""
         share = RETRACTED_AT_PAGE_END if page_end else RETRACTED
-        return self._events.random() < share and retracted_before < RETRACTIONS_EACH
+        return self._events.random() < share * self._times and self._may(retracted_before)
+
+    def _may(self, retracted_before: int) -> bool:
+        return retracted_before < RETRACTIONS_EACH * self._times
 
     def aborts_at_once(self) -> bool:
         """Returns whether a request to be aborted within its prompt is aborted before any step."""
@@ -45,12 +51,12 @@ class Chance:
 
     def calls_between(self) -> list[str]:
         """Returns the calls between the plan of a step and its forward."""
-        meddled = self._gaps.random() < MEDDLED
+        meddled = self._gaps.random() < min(0.5, MEDDLED * self._times)
         return self._gaps.choices(BETWEEN, k=self._gaps.randint(1, 4)) if meddled else []
 
     def retracts_one(self, works: Sequence[Work]) -> list[Work]:
         """Returns at most one request that may be retracted."""
-        able = [work for work in works if work.retractions < RETRACTIONS_EACH]
+        able = [work for work in works if self._may(work.retractions)]
         return self._gaps.sample(able, min(1, len(able)))
 
     def tells(self) -> bool:

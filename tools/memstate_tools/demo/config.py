@@ -52,6 +52,8 @@ class DemoConfig(DemoOptions):
             )
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
+        if self.park and self.host_slots is None and self.storage == "none":
+            raise InvalidArgument("park: requests are parked in host memory: give it room with host-slots")
         if self.track_every % self.page_size:
             raise InvalidArgument(
                 f"track-every {self.track_every} is no multiple of page-size {self.page_size}: snapshots share pages"

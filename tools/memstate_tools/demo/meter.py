@@ -80,6 +80,9 @@ class Meter:
         session_turns: Ends of turns of sessions, by reason, with more detail for aborts.
         prompts_read: Admissions after which a forward has read a part of the prompt.
         prompt_chunks: Parts of prompts that forwards have read. A prompt here has all tokens known at the admission.
+        parked: Requests that were parked.
+        parked_inside_a_page: Those of them whose last page was filled in part.
+        parked_behind_the_fence: Those of them that were copied only after a forward that was planned.
         guessed: Guessed tokens.
         right: Guessed tokens that were accepted.
         between: Calls between a plan and its forward, by name.
@@ -99,6 +102,9 @@ class Meter:
     prompts_read: int = 0
     prompt_chunks: int = 0
     dead_entries: int = 0
+    parked: int = 0
+    parked_inside_a_page: int = 0
+    parked_behind_the_fence: int = 0
     guessed: int = 0
     right: int = 0
     refused: Counter[str] = field(default_factory=Counter)

@@ -47,6 +47,11 @@ def empty_register(mem: StateManager, register: int) -> int:
     return slot
 
 
+def waits(mem: StateManager) -> bool:
+    """Returns whether changes of owners wait for a forward."""
+    return bool(mem._parts.commands.waiting)
+
+
 def states(mem: StateManager) -> list[Snapshot]:
     """Returns the states that have an owner and a valid handle."""
     return list(mem._parts.holdings.of("snapshot", "cached", "session", "mark"))

@@ -32,7 +32,8 @@ REPORT_KEYS = (
 METER_KEYS = (
     "generated_tokens", "prompt_tokens", "prefix_hit_tokens", "session_hit_tokens", "slots_held_mean",
     "slots_held_peak", "slots_held_by_kind", "steps", "mixed_steps", "dead_entries", "admissions", "resumed",
-    "ended", "session_turns", "refused", "gave_way", "guessed", "right",
+    "ended", "session_turns", "refused", "gave_way", "guessed", "right", "parked", "parked_inside_a_page",
+    "parked_behind_the_fence",
 )  # fmt: skip
 LOST = ("no_sharing", "evicted", "no_snapshot")
 HIDDEN = ("tiers", "audit")  # keys that the table leaves out, because they have many lines

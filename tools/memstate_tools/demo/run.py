@@ -81,7 +81,7 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
         mem.device.keep_path,
     )  # fmt: skip
     known = {c.number: uncached.answer(c) for c in conversations} if config.speculates else {}
-    chance, guesser, started = Chance(config.seed), Guesser(config.seed, known), time.perf_counter()
+    chance, guesser, started = Chance(config.seed, config.park), Guesser(config.seed, known), time.perf_counter()
     transcripts = Scheduler(
         config, engine, stepper, admission, chance, meter, witness, request_done, guesser
     ).run(conversations)  # fmt: skip

@@ -9,9 +9,10 @@ thread would do. The scheduler works with tokens, rows and counts, never with sl
 
 from collections.abc import Callable, Sequence
 
-from memstate.errors import OutOfPages
+from memstate.errors import OutOfPages, OutOfRecords
 from memstate.requests.handles import Snapshot
 from memstate.requests.steps import Step
+from memstate_tools.demo import peek
 from memstate_tools.demo.admission import DemoQueue
 from memstate_tools.demo.answers import rule_for
 from memstate_tools.demo.chance import Chance
@@ -51,10 +52,11 @@ class Scheduler:
         self.admission, self.chance, self.gauge = admission, chance, Gauge(engine.mem.backend.counts)
         self.meter, self.witness, self.progress, self.guesser = meter, witness, progress, guesser
         self.running: list[Work] = []
+        self.parked: list[Work] = []  # requests of which results are still to be read
         self.transcripts: dict[int, Transcript] = {}
         self._arrivals: list[tuple[int, Work]] = []
         self._clock = self._done = 0
-        self._between = False  # whether a step is planned and its forward not launched
+        self._open: Step | None = None  # the step that is planned while its forward is not launched
         self._flight: Flight | None = None
 
     def run(self, conversations: Sequence[ChatScript]) -> dict[int, Transcript]:
@@ -70,7 +72,7 @@ class Scheduler:
             self.transcripts[conversation.number] = Transcript()
             self._arrive(at, conversation, 0, list(conversation.system))
             at += self.chance.gap(ARRIVAL_GAP)
-        while self._arrivals or self.admission.waiting or self.running:
+        while self._arrivals or self.admission.waiting or self.running or self.parked:
             self._iterate()
         if self._flight:  # the last step, which was planned before the ends of its rows were known
             self._collect(self._flight)
@@ -86,6 +88,7 @@ class Scheduler:
         self._clock += 1
         self.admission.waiting += [work for at, work in self._arrivals if at <= self._clock]
         self._arrivals = [(at, work) for at, work in self._arrivals if at > self._clock]
+        self._unpark()
         self._retract_at_random()
         self._admit()
         self._publish_due()
@@ -123,7 +126,7 @@ class Scheduler:
             self.meter.prompts_read += not entry.work.begun
             entry.work.folded = entry.after
         if not whole:
-            self._meddle(told)
+            self._meddle(step, told)
         results = run[0] if whole else self.stepper.run(batch.inputs, self.engine.slots(step))
         if self.config.sabotage or self.chance.tells():
             self.mem.submit(step)
@@ -139,9 +142,9 @@ class Scheduler:
         self.running += admitted
         self._break_off(admitted)
 
-    def _meddle(self, told: bool) -> None:
+    def _meddle(self, step: Step, told: bool) -> None:
         """Makes calls between a plan and its forward: fewer unless `told`, which says that row lengths are known."""
-        self._between = True
+        self._open = step
         calls: dict[str, Callable[[], object]] = {
             "retract": lambda: self._retract(self.chance.retracts_one(self.running), "between plan and forward"),
             "admit": self._admit,
@@ -159,7 +162,7 @@ class Scheduler:
             if call != "admit" or not self.config.sabotage:
                 act = calls[call]
                 act()
-        self._between = False
+        self._open = None
 
     def _with_pages(self) -> list[Going]:
         """Returns the next tokens of each request that goes on, after giving it KV pages for them.
@@ -276,21 +279,64 @@ class Scheduler:
 
     def _finish(self, works: Sequence[Work]) -> None:
         for work in works:
+            if work.parked is not None:
+                self._give_up(work, "finished while parked")
+        works = [work for work in works if work.row is not None]
+        for work in works:
             info = self.mem.info(work.handle)
             self.meter.dead_entries += info.length > info.confirmed
         self._keep(works, "finished")
         for work in works:
             self._end(work, "finished")
 
+    def _give_up(self, work: Work, how: str) -> None:
+        """Ends a parked request, of which the last results have been read."""
+        self.mem.drop([work.parked])
+        self.parked.remove(work)
+        work.parked = work.parked_in = None
+        self._end(work, how)
+
     def _abort(self, work: Work) -> None:
+        if work.parked is not None:
+            self._give_up(work, "aborted while parked")
+            return
         self._see(work, "aborted")
         self.mem.end([work.handle])
         self._end(work, "aborted")
 
     def _retract(self, works: Sequence[Work], why: str) -> None:
+        works = [work for work in works if not self._park(work, why)]
         self._keep(works, "retracted")
         for work in works:
             self._send_back(work, f"retracted, {why}")
+
+    def _park(self, work: Work, why: str) -> bool:
+        """Parks a request, and returns whether it may be parked: turns, and rows with unread guesses, may not."""
+        steps = [step for step in (self._flight and self._flight.step, self._open) if step is not None]
+        if not self.config.park or self.admission.session_of(work) or any(step.drafted for step in steps):
+            return False
+        self._see(work, "parked")
+        try:
+            (work.parked,) = self.mem.park([work.handle], [work.tokens], user=[work.name.encode()])
+        except OutOfRecords:
+            self.meter.refused["records"] += 1
+            return False
+        self.meter.parked += 1
+        self.meter.parked_inside_a_page += work.parked.length % self.config.page_size > 0
+        self.meter.parked_behind_the_fence += peek.waits(self.mem)
+        work.retractions += 1
+        work.parked_in = work.row
+        self._leave(work, f"parked, {why}")
+        self.parked.append(work)
+        return True
+
+    def _unpark(self) -> None:
+        """Lets parked requests wait for a row, once all results of their old rows are read."""
+        flying = [entry.row for entry in self._flight.entries] if self._flight else []
+        for work in [work for work in self.parked if work.parked_in not in flying]:
+            self.parked.remove(work)
+            work.parked_in = None
+            self.admission.waiting.insert(0, work)
 
     def _keep(self, works: Sequence[Work], why: str) -> None:
         """Ends rows, and keeps their states in the cache."""
@@ -311,7 +357,7 @@ class Scheduler:
             self._send_back(entry.work, "cancelled")
 
     def _see(self, work: Work, why: str) -> None:
-        if work.begun and not self._between:  # if the step's forward is not launched yet, the state is not written yet
+        if work.begun and self._open is None:  # if the step's forward is not launched yet, the state is not written yet
             self.witness.see_live(work.conversation.number, work.handle, why, len(work.tokens))
 
     def _send_back(self, work: Work, why: str) -> None:
@@ -338,7 +384,8 @@ class Scheduler:
         if self.admission.session_of(work):
             self._note_turn(work, how)
         work.stop()
-        self.running.remove(work)
+        if work in self.running:
+            self.running.remove(work)
 
     def _note_turn(self, work: Work, how: str) -> None:
         """Counts the end of a session's turn, and watches the states that the session keeps."""

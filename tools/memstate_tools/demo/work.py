@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memstate.requests.handles import Row
+from memstate.requests.handles import Parked, Row
 from memstate.requests.steps import Step
 from memstate.tiers import Fetch
 from memstate_tools.demo.answers import AnswerRule, noise
@@ -31,6 +31,8 @@ class Work:
         published: Tokens in whole pages that were offered to the cache.
         retractions: Number of times that the request was sent back.
         fetch: Its prefetch from storage while it waits.
+        parked: Its handle while it is parked.
+        parked_in: The row in which it was parked, while results of that row are still to be read.
         waited_for: Names of the resources for which it has waited since it last arrived.
     """
 
@@ -47,6 +49,8 @@ class Work:
     published: int = 0
     retractions: int = 0
     fetch: Fetch | None = None
+    parked: Parked | None = None
+    parked_in: Row | None = None
     waited_for: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -80,7 +84,7 @@ class Work:
 
     def start(self, row: Row, place: int, resumed: int, page_size: int) -> None:
         """Takes a row and a place in the batch. The row starts from a state of `resumed` tokens."""
-        self.row, self.place, self.fetch = row, place, None
+        self.row, self.place, self.fetch, self.parked = row, place, None, None
         self.folded, self.resumed, self.given = resumed, resumed, len(self.tokens)
         self.published = resumed // page_size * page_size
 
@@ -123,8 +127,8 @@ class BatchEntry:
 
     @property
     def current(self) -> bool:
-        """Whether the request still runs in the row that it had at the plan."""
-        return self.work.row is self.row
+        """Whether the request still runs in the row that it had at the plan, or was parked there."""
+        return self.row in (self.work.row, self.work.parked_in)
 
 
 @dataclass(frozen=True)

@@ -431,6 +431,10 @@ class Admission(Verbs):
         if self._tiers is None:
             raise ConfigurationError(f"request {request.id!r}: a parked request needs tiers=ms.Tiers(...)")
         pages = self._tiers.parked.pages(parked)
+        if parked.pending > self._mirror.rules.tail:
+            raise InvalidArgument(
+                f"request {request.id!r}: {parked.pending} tokens wait in its tail: raise Forward(tail=)"
+            )
         if request.salt not in (None, known.salt) or not (request.tokens is None or prompt.key.startswith(known.key)):
             raise InvalidArgument(
                 f"request {request.id!r}: its {prompt.tokens} tokens or its salt are not those of the parked request: "

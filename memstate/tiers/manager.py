@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakSet
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from memstate import logs
 from memstate.checks import NotCopied
-from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
+from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument, OutOfRecords
 from memstate.kernels.dispatch import on
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
-from memstate.requests.handles import Snapshot
+from memstate.requests.handles import Parked, Snapshot
 from memstate.requests.page_table import PageTable
 from memstate.sheet import Sheet, Shown
 from memstate.slots.commands import Action, CommandBuffer
@@ -29,6 +29,7 @@ from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.tier import Hit, HostTier, RecordSet
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.keys import Keys, fingerprint
+from memstate.tiers.parcel import LONGEST_KEY, unpack
 from memstate.tiers.prefetch.agreement import Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
@@ -36,9 +37,10 @@ from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import pages_in_proportion, staged_pages
 from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
+from memstate.tiers.travel import Trip, Trips
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
-from memstate.tokens import BYTES, SaltedTokens
+from memstate.tokens import BYTES, SaltedTokens, Tokens, encode
 
 LOG = logs.logger("tiers")
 SECOND_HIT = 2  # "selective" saves a state at this number of its uses
@@ -103,6 +105,7 @@ class TierManager(NotCopied, Shown):
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
                 ranks, self._workers, settings.clock, self._keep_agreed,
             )  # fmt: skip
+        self._trips = Trips(self.parked, mark, settings.store or NoStore(), self._workers, settings.clock)
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
         self._stream = commands.registers.allocator.stream
@@ -240,7 +243,7 @@ class TierManager(NotCopied, Shown):
     @property
     def _idle(self) -> bool:
         """Whether `poll` has nothing to do."""
-        ours = not (self._due or self._looks_ahead or self.parked.above) and self.host.idle
+        ours = not (self._due or self._looks_ahead or self.parked.above) and self.host.idle and self._trips.idle
         below = (self.writeback is None or self.writeback.idle) and (self.prefetcher is None or self.prefetcher.idle)
         return ours and below
 
@@ -423,12 +426,79 @@ class TierManager(NotCopied, Shown):
             if self.prefetcher is not None:
                 with self._losing_ranks():
                     self.prefetcher.poll()
+            self._trips.advance()
 
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
             return
         for cache in self._caches[::-1]:  # KV first: a state without its KV is useless
             self.writeback.add(cache, [entry for entry in entries if cache.get(entry.key) is entry])
+
+    def write(
+        self, parked: Parked, tokens: Tokens | None = None, *, key: bytes = b"", seconds: float = 30.0
+    ) -> Trip:  # fmt: skip
+        """Begins to write a parked request to storage, from where another process can `read` it.
+
+        Records that storage has already are not written. The handle stays valid: drop it once the manifest is safe.
+
+        Args:
+            parked: The handle.
+            tokens: All tokens of the request, as far as you know them. None: those that were known when it was parked.
+            key: Up to 64 bytes that writers and readers share. With a key, nobody else can make or change a manifest or
+                the records that it names. Without one, the store must be private.
+            seconds: Time after which the trip fails.
+
+        Returns:
+            The trip, which `poll` advances. Its `manifest` is yours to send or to save.
+
+        Raises:
+            StaleHandle: The request went on, was dropped, or was lost; nothing changed.
+            InvalidArgument: Tokens or the key are not valid, or the tokens known before do not come first.
+            ConfigurationError: There is no storage.
+
+        Syncs: no.
+        """
+        self._require_store(key)
+        self.parked.require([parked])
+        prompt = parked.prompt if tokens is None else parked.prompt._replace(key=encode(tokens))
+        if not prompt.key.startswith(parked.prompt.key):
+            raise InvalidArgument(f"the {parked.prompt.tokens} tokens that are known do not come first in those given")
+        return self._trips.write(parked, prompt, seconds, key)
+
+    def read(self, manifest: bytes, salt: Hashable = None, *, key: bytes = b"", seconds: float = 30.0) -> Trip:
+        """Begins to read a parked request from storage into host memory.
+
+        Args:
+            manifest: What a write has made, in this process or another.
+            salt: The salt of the request. It must be that of the manifest.
+            key: The key of the write.
+            seconds: Time after which the trip fails.
+
+        Returns:
+            The trip, which `poll` advances. Its `parked` is for `Request(resume=)`.
+
+        Raises:
+            InvalidArgument: The manifest is damaged, sealed with another key, or of another model, layout, page size,
+                rank or salt; nothing changed.
+            OutOfRecords: Back-pressure: host memory has too little room; nothing changed.
+            ConfigurationError: There is no storage.
+
+        Syncs: no.
+        """
+        self._require_store(key)
+        parked, listed = unpack(manifest, self.keys.fingerprint, salt, key)
+        with self._guard.changing("read"):
+            try:
+                return self._trips.read(parked, listed, seconds, key)
+            except (InvalidArgument, OutOfRecords) as error:
+                raise self._guard.orderly(error) from None
+
+    def _require_store(self, key: bytes) -> None:
+        self._guard.require_whole()
+        if self.settings.store is None or self._closed:
+            raise ConfigurationError("there is no storage: Tiers(store=FileStore(path)) names one")
+        if not isinstance(key, bytes) or len(key) > LONGEST_KEY:
+            raise InvalidArgument(f"a key of {len(key)} bytes: expected bytes, at most {LONGEST_KEY}")
 
     def flush(self) -> None:
         """Copies every cached state to host memory and, if there is storage, to storage.
@@ -489,6 +559,7 @@ class TierManager(NotCopied, Shown):
         Syncs: yes.
         """
         self._due, self._foreseen = [], set()
+        self._trips.reset()
         if lost := self.parked.reset():
             logs.event(LOG, logging.WARNING, "parked requests lost", requests=lost)
         if self.prefetcher is not None:

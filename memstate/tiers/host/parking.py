@@ -7,8 +7,8 @@ A whole page of known tokens has the record that prompts find, so a page that is
 belongs to one parked request: nobody finds it, and it is dropped with its last pin.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from secrets import token_bytes
 from typing import NamedTuple
@@ -83,6 +83,10 @@ class ParkedRequests:
     def __len__(self) -> int:
         return len(self._of)
 
+    def has(self, parked: Parked) -> bool:
+        """Returns whether a handle is valid."""
+        return parked in self._of
+
     def entries(self) -> Iterator[CachedRecord]:
         """Yields the records, once for each request that has them."""
         return (entry for has in self._of.values() for copies in has.records.values() for _, entry in copies)
@@ -139,9 +143,9 @@ class ParkedRequests:
         for parked, register, row, memory, pages in leaving:
             has = self._of[parked] = Belongings([], (), Due(list))
             if parked.length:
-                self._add(has, host.of_states, 0, register, parked.length, due)
+                self._copy(has, host.of_states, 0, register, parked.length, due)
             if memory and host.of_rows is not None:
-                self._add(has, host.of_rows, 0, row, parked.length, due)
+                self._copy(has, host.of_rows, 0, row, parked.length, due)
             if host.keeps_kv:
                 self._allocator.share(pages)
                 has.pages, has.digests = [*pages], self._keys.of(parked.prompt.head(parked.length))
@@ -198,7 +202,7 @@ class ParkedRequests:
                 of.cache.pin(entry)
                 has.records[of].append((at, entry))
             elif page and room > 0 and of.cache.pool.free + of.cache.evictable:
-                self._add(has, of, at, page, (at + 1) * self._keys.page_tokens, due, key)
+                self._copy(has, of, at, page, (at + 1) * self._keys.page_tokens, due, key)
                 room -= 1
             else:
                 continue
@@ -207,24 +211,77 @@ class ParkedRequests:
         self._allocator.release(freed)
         self.above -= len(freed)
 
-    def _add(
+    def _copy(
         self, has: Belongings, of: RecordSet, place: int, index: int, length: int, due: Due, key: bytes | None = None
     ) -> None:  # fmt: skip
-        """Claims a record, and adds its copy.
+        """Claims a record as `_add` does, and adds the copy of a register, row or page to it."""
+        entry = self._add(has, of, place, length, key)
+        of.cache.pin(entry)  # until the bytes have arrived
+        due[of].append((index, entry))
+
+    def _add(self, has: Belongings, of: RecordSet, place: int, length: int, key: bytes | None = None) -> CachedRecord:
+        """Claims a record.
 
         Args:
             has: What gets the record.
             of: The records of its kind.
             place: The place of the record.
-            index: The register, row or page to copy.
             length: Tokens that the record stands for.
-            due: The copies.
             key: The key under which prompts find the record. None: only this parked request has it.
         """
         (record,) = of.cache.claim(1)
         entry = of.cache.add(key or next(self._serial).to_bytes(DIGEST_BYTES, "little"), record, length)
         entry.once = entry.stored = key is None
-        of.cache.pin(entry)  # until the bytes have arrived
         of.cache.pin(entry)
         has.records[of].append((place, entry))
-        due[of].append((index, entry))
+        return entry
+
+    # Parked requests that travel
+
+    def hold(self, parked: Parked) -> Parked:
+        """Returns another handle with the records of a parked request, all of which have arrived."""
+        other, has = replace(parked), self._of[parked]
+        self._of[other] = Belongings(list(has.pages), has.digests, has.records.copy())
+        for of, copies in has.records.items():
+            of.cache.pin(*[entry for _, entry in copies])
+        return other
+
+    def arrived(self, parked: Parked) -> bool:
+        """Returns whether all bytes of a parked request are in host memory."""
+        has = self._of[parked]
+        mine = {entry for copies in has.records.values() for _, entry in copies}
+        return not any(has.pages) and mine.isdisjoint(self._host.coming())
+
+    def records(self, parked: Parked) -> dict[RecordSet, list[CachedRecord]]:
+        """Returns the records of a parked request by kind, in order."""
+        has = self._of[parked]
+        return {of: [dict(copies)[place] for place in sorted(dict(copies))] for of, copies in has.records.items()}
+
+    def expect(self, parked: Parked, given: Mapping[str, int]) -> dict[RecordSet, list[CachedRecord]]:
+        """Makes a parked request of records that are still to be read. Returns the records by kind, in order.
+
+        Args:
+            parked: The new handle.
+            given: For each kind, how many records storage has.
+
+        Raises:
+            InvalidArgument: The request needs other records; nothing changed.
+            OutOfRecords: Back-pressure; nothing changed.
+        """
+        host, size, length = self._host, self._keys.page_tokens, parked.length
+        rows = min(given.get("row", 0), host.of_rows is not None)
+        needs = {
+            "state": int(length > 0),
+            "kv": -(-length // size) * host.keeps_kv,
+            "row": max(rows, parked.pending > 0),
+        }
+        if any(n != needs.get(kind, 0) for kind, n in (needs | given).items()):
+            raise InvalidArgument(f"a parked request of {length} tokens with records {given}: it needs {needs}")
+        for of in host.sets:
+            if (n := needs[of.cache.form.kind]) > (room := of.cache.pool.free + of.cache.evictable):
+                raise OutOfRecords(n, room, of.cache.pool.records, of.cache.form.kind)
+        has = self._of[parked] = Belongings([0] * needs["kv"], (), Due(list))
+        for of in host.sets:
+            for at in range(needs[of.cache.form.kind]):
+                self._add(has, of, at, (at + 1) * size if of is host.of_kv else length)
+        return self.records(parked)

@@ -387,6 +387,11 @@ class HostTier:
         """Whether no transfer is under way, so that `advance` has nothing to do."""
         return not (self.loads or self.backups)
 
+    def coming(self) -> set[CachedRecord]:
+        """Returns the records whose bytes are still to come from the device."""
+        waiting = [entry for action in self._commands.waiting if isinstance(action, Action) for entry in action.keeps]
+        return {*waiting, *(entry for backup in self.backups for entry in backup.entries)}
+
     def advance(self) -> list[CachedRecord]:
         """Handles transfers that are done.
 

@@ -719,12 +719,12 @@ class StateManager(NotCopied, Shown):
         self._enter()
         if type(snapshots) is not list:
             snapshots = sequence("snapshots", snapshots, "[snapshot]")
-        if parked := [one for one in snapshots if isinstance(one, Parked)]:
+        parked = [one for one in snapshots if isinstance(one, Parked)]
+        states, registers = self._holdings.droppable([one for one in snapshots if not isinstance(one, Parked)])
+        if parked:
             if self.tiers is None:
                 raise StaleHandle("parked request", 0, 0)
             self.tiers.parked.require(parked)
-            snapshots = [one for one in snapshots if not isinstance(one, Parked)]
-        states, registers = self._holdings.droppable(snapshots)
         with self._dropping:
             self._holdings.end(states, registers)
             for one in parked if self.tiers is not None else ():

@@ -73,7 +73,7 @@ class TierManager(NotCopied, Shown):
     ) -> None:  # fmt: skip
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
         self._closed = False
-        mark, *sets = _record_sets(settings, planes, pages, commands.registers.table.slots)
+        mark, sets = _record_sets(settings, planes, pages, commands.registers.table.slots)
         self.keys = Keys(mark, pages.page_size)
         self.host = HostTier(cache.tree, self.keys, commands, pages, *sets)
         self.parked = ParkedRequests(self.host, self.keys, pages.allocator)
@@ -687,7 +687,7 @@ class TierManager(NotCopied, Shown):
 
 def _record_sets(
     settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor
-) -> tuple[bytes, RecordSet, RecordSet | None, RecordSet | None]:
+) -> tuple[bytes, tuple[RecordSet, RecordSet | None, RecordSet | None]]:
     """Returns the fingerprint of all records, and the record sets of states, KV pages and the memory of rows."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
@@ -720,4 +720,4 @@ def _record_sets(
     if planes.rows is not None:
         of_row = Packing(planes.rows)
         of_rows = made(of_row, RecordFormat("row", of_row.layout, mark), settings.host_slots, settings.staging, None)
-    return mark, states, of_kv, of_rows
+    return mark, (states, of_kv, of_rows)

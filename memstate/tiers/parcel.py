@@ -1,8 +1,8 @@
 """Writes what a parked request is, without its records, as bytes: its manifest. docs/record-format.md describes it.
 
-    head: numbers of a fixed size | keys and digests of the records | tokens | kind | bytes of the caller | digest of all
+    head: numbers of a fixed size | keys and digests of records | tokens | kind | bytes of the caller | digest of all
 
-Nothing in a manifest is trusted. Its digest is checked first, and a reader counts from its own layout what must be there.
+No manifest is trusted: its digest is checked first, and a reader counts from its own layout what must be there.
 """
 
 import struct
@@ -10,14 +10,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
 from hmac import compare_digest
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memstate.checks import INT32_MAX
 from memstate.errors import InvalidArgument
 from memstate.requests.handles import Parked
 from memstate.salts import encode
 from memstate.tiers.records import DIGEST_BYTES
-from memstate.tiers.stores.base import Bytes
 from memstate.tokens import BYTES, SaltedTokens
 
 MAGIC = b"memstate parked 1\n"
@@ -38,7 +37,7 @@ class Recorded(NamedTuple):
     digest: bytes
 
 
-def digest_of(data: bytes | Bytes, shared: bytes = b"") -> bytes:
+def digest_of(data: Any, shared: bytes = b"") -> bytes:
     """Returns 32 bytes that stand for some bytes. With a shared key, only those who have it can compute them."""
     return blake2b(data, digest_size=DIGEST_BYTES, key=shared).digest()
 
@@ -88,11 +87,8 @@ def unpack(
     if not pending <= length <= INT32_MAX or ends[-1] != len(body):
         raise InvalidArgument(f"a manifest of {len(manifest)} bytes whose numbers contradict each other")
     *listed, key, named, more = (body[start:end] for start, end in pairwise(ends))
-    records = {
-        of: [
-            Recorded(part[at : at + DIGEST_BYTES], part[at + DIGEST_BYTES : at + each])
-            for at in range(0, len(part), each)
-        ]
-        for of, part in zip(KINDS, listed, strict=True)
-    }
+    records = dict[str, list[Recorded]]()
+    for of, part in zip(KINDS, listed, strict=True):
+        cut = [part[at : at + each] for at in range(0, len(part), each)]
+        records[of] = [Recorded(one[:DIGEST_BYTES], one[DIGEST_BYTES:]) for one in cut]
     return Parked(length, pending, SaltedTokens(key, salt, named.decode(errors="replace") or None), more), records

@@ -257,7 +257,7 @@ class ParkedRequests:
         has = self._of[parked]
         return {of: [dict(copies)[place] for place in sorted(dict(copies))] for of, copies in has.records.items()}
 
-    def expect(self, parked: Parked, given: Mapping[str, int]) -> dict[RecordSet, list[CachedRecord]]:
+    def expect(self, parked: Parked, given: dict[str, int]) -> dict[RecordSet, list[CachedRecord]]:
         """Makes a parked request of records that are still to be read. Returns the records by kind, in order.
 
         Args:

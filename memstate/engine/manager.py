@@ -722,13 +722,13 @@ class StateManager(NotCopied, Shown):
         parked = [one for one in snapshots if isinstance(one, Parked)]
         states, registers = self._holdings.droppable([one for one in snapshots if not isinstance(one, Parked)])
         if parked:
-            if self.tiers is None:
+            if (tiers := self.tiers) is None:
                 raise StaleHandle("parked request", 0, 0)
-            self.tiers.parked.require(parked)
+            tiers.parked.require(parked)
         with self._dropping:
             self._holdings.end(states, registers)
-            for one in parked if self.tiers is not None else ():
-                self.tiers.parked.drop(one)
+            for one in parked:
+                tiers.parked.drop(one)
 
     def forget(self, keys: Keys) -> None:
         """Says that your engine has given KV blocks away, with `Prefix(keyed=True)`: their states are evicted first.

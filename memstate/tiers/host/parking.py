@@ -7,7 +7,7 @@ A whole page of known tokens has the record that prompts find, so a page that is
 belongs to one parked request: nobody finds it, and it is dropped with its last pin.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from secrets import token_bytes

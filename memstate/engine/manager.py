@@ -721,14 +721,15 @@ class StateManager(NotCopied, Shown):
             snapshots = sequence("snapshots", snapshots, "[snapshot]")
         parked = [one for one in snapshots if isinstance(one, Parked)]
         states, registers = self._holdings.droppable([one for one in snapshots if not isinstance(one, Parked)])
-        if parked:
-            if (tiers := self.tiers) is None:
-                raise StaleHandle("parked request", 0, 0)
-            tiers.parked.require(parked)
+        below = self.tiers.parked if self.tiers is not None else None
+        if below is not None:
+            below.require(parked)
+        elif parked:
+            raise StaleHandle("parked request", 0, 0)
         with self._dropping:
             self._holdings.end(states, registers)
-            for one in parked:
-                tiers.parked.drop(one)
+            if below is not None:
+                below.drop(parked)
 
     def forget(self, keys: Keys) -> None:
         """Says that your engine has given KV blocks away, with `Prefix(keyed=True)`: their states are evicted first.

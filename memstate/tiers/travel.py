@@ -107,13 +107,13 @@ class Trips:
         if job is not None and (job.error is not None or job.cancelled):
             trip.cancel(why_of(job.error) if job.error is not None else "cancelled")
         if trip.done and kept is not None:
-            self._parked.drop(kept)
+            self._parked.drop([kept])
         elif job is not None and kept is trip.of:
             trip.done, trip.parked = True, kept
         elif job is not None and kept is not None:
             parcel = replace(kept, prompt=trip.prompt)
             trip.done, trip.manifest = True, pack(self._fingerprint, parcel, job.result, trip.shared)
-            self._parked.drop(kept)
+            self._parked.drop([kept])
 
     def reset(self) -> None:
         """Forgets all trips. The caller waits for the threads, and forgets all parked requests."""

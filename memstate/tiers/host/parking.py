@@ -167,17 +167,16 @@ class ParkedRequests:
             for of, copies in self._of[parked].records.items():
                 due[of] += [(to[of][place], entry) for place, entry in copies]
         host.load(due)
-        for parked, _, _ in going:
-            self.drop(parked)
+        self.drop([parked for parked, _, _ in going])
 
-    def drop(self, parked: Parked) -> None:
-        """Ends the handle of a parked request, which must be valid."""
-        has = self._of.pop(parked)
-        for of, copies in has.records.items():
-            of.cache.unpin(*[entry for _, entry in copies])
-        above = list(filter(None, has.pages))
-        self._allocator.release(above)
-        self.above -= len(above)
+    def drop(self, parked: Sequence[Parked]) -> None:
+        """Ends the handles of parked requests. They must be valid and distinct."""
+        for has in map(self._of.pop, parked):
+            for of, copies in has.records.items():
+                of.cache.unpin(*[entry for _, entry in copies])
+            above = list(filter(None, has.pages))
+            self._allocator.release(above)
+            self.above -= len(above)
 
     def advance(self) -> None:
         """Copies KV pages that are still on the device, as far as there is room, those of the oldest request first.

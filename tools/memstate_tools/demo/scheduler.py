@@ -312,7 +312,7 @@ class Scheduler:
 
     def _park(self, work: Work, why: str) -> bool:
         """Parks a request, and returns whether it may be parked: turns, and rows with unread guesses, may not."""
-        steps = [step for step in (self._flight and self._flight.step, self._open) if step is not None]
+        steps = [step for step in (self._flight.step if self._flight else None, self._open) if step is not None]
         if not self.config.park or self.admission.session_of(work) or any(step.drafted for step in steps):
             return False
         self._see(work, "parked")

@@ -719,5 +719,6 @@ def _record_sets(
     of_rows = None
     if planes.rows is not None:
         of_row = Packing(planes.rows)
-        of_rows = made(of_row, RecordFormat("row", of_row.layout, mark), settings.host_slots, settings.staging, None)
+        own = fingerprint(settings.model, packing.layout, of_row.layout, 1, settings.rank, settings.ranks)
+        of_rows = made(of_row, RecordFormat("row", of_row.layout, own), settings.host_slots, settings.staging, None)
     return mark, (states, of_kv, of_rows)

@@ -15,6 +15,7 @@ PAGES = (
     "docs/guide.md",
     "docs/kinds.md",
     "docs/fewer_bits.md",
+    "docs/park.md",
     "docs/own_blocks.md",
     "docs/prefill.md",
     "docs/sessions.md",

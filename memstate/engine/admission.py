@@ -435,7 +435,9 @@ class Admission(Verbs):
             raise InvalidArgument(
                 f"request {request.id!r}: {parked.pending} tokens wait in its tail: raise Forward(tail=)"
             )
-        if request.salt not in (None, known.salt) or not (request.tokens is None or prompt.key.startswith(known.key)):
+        if request.salt not in (None, known.salt) or not (
+            request.tokens is None or prompt.key[: len(known.key)] == known.key
+        ):
             raise InvalidArgument(
                 f"request {request.id!r}: its {prompt.tokens} tokens or its salt are not those of the parked request: "
                 f"the {known.tokens} that it knows come first"

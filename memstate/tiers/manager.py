@@ -461,7 +461,7 @@ class TierManager(NotCopied, Shown):
         self._require_store(key)
         self.parked.require([parked])
         prompt = parked.prompt if tokens is None else parked.prompt._replace(key=encode(tokens))
-        if not prompt.key.startswith(parked.prompt.key):
+        if prompt.key[: len(parked.prompt.key)] != parked.prompt.key:
             raise InvalidArgument(f"the {parked.prompt.tokens} tokens that are known do not come first in those given")
         return self._trips.write(parked, prompt, seconds, key)
 

@@ -12,12 +12,15 @@ from hmac import compare_digest
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from memstate.checks import INT32_MAX
 from memstate.errors import InvalidArgument
 from memstate.requests.handles import Parked
 from memstate.salts import encode
 from memstate.tiers.records import DIGEST_BYTES
-from memstate.tokens import BYTES, SaltedTokens
+from memstate.tokens import NUMBER, SaltedTokens, ids
+from memstate.tokens import encode as encode_tokens
 
 MAGIC = b"memstate parked 1\n"
 MOST_BYTES, LONGEST_KEY = 2**24, 64
@@ -57,7 +60,7 @@ def pack(fingerprint: bytes, parked: Parked, records: Mapping[str, Sequence[Reco
         prompt.tokens, len(kind), len(parked.user),
     )  # fmt: skip
     parts = [part for of_kind in listed for one in of_kind for part in one]
-    body = b"".join([head, *parts, prompt.key, kind, parked.user])
+    body = b"".join([head, *parts, ids(prompt.key).tobytes(), kind, parked.user])
     return body + digest_of(body, shared)
 
 
@@ -83,7 +86,7 @@ def unpack(
     if (magic, mark, of_salt) != (MAGIC, fingerprint, digest_of(encode(salt))):
         raise InvalidArgument("a parked request of another model, layout, page size, rank or salt")
     each = DIGEST_BYTES * (1 + bool(shared))
-    ends = list(accumulate([*(each * n for n in counts), tokens * BYTES, kind, user], initial=_HEAD.size))
+    ends = list(accumulate([*(each * n for n in counts), tokens * NUMBER, kind, user], initial=_HEAD.size))
     if not pending <= length <= INT32_MAX or ends[-1] != len(body):
         raise InvalidArgument(f"a manifest of {len(manifest)} bytes whose numbers contradict each other")
     *listed, key, named, more = (body[start:end] for start, end in pairwise(ends))
@@ -91,4 +94,9 @@ def unpack(
     for of, part in zip(KINDS, listed, strict=True):
         cut = [part[at : at + each] for at in range(0, len(part), each)]
         records[of] = [Recorded(one[:DIGEST_BYTES], one[DIGEST_BYTES:]) for one in cut]
-    return Parked(length, pending, SaltedTokens(key, salt, named.decode(errors="replace") or None), more), records
+    return Parked(
+        length,
+        pending,
+        SaltedTokens(encode_tokens(np.frombuffer(key, np.int64)), salt, named.decode(errors="replace") or None),
+        more,
+    ), records

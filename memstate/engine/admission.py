@@ -408,17 +408,17 @@ class Admission(Verbs):
             self._tiers.require_own(request.fetch)
         start = Start(request, length, prompt, wanted=wanted)
         if request.resume is not None:
-            self._resume(start, request.resume)
+            self._resume(start, request.resume, away)
         elif named:
             self._look(start, below, away)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
 
-    def _resume(self, start: Start, snapshot: Snapshot | Parked) -> None:
+    def _resume(self, start: Start, snapshot: Snapshot | Parked, away: Collection[Session]) -> None:
         request = start.request
         if isinstance(snapshot, Parked):
-            self._resume_parked(start, snapshot)
+            self._resume_parked(start, snapshot, away)
             return
         if request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
@@ -426,18 +426,17 @@ class Admission(Verbs):
         self._holdings.require_foreign([snapshot])
         start.source = Source(snapshot.length, [snapshot], snapshot.pages, PUBLISHED)
 
-    def _resume_parked(self, start: Start, parked: Parked) -> None:
+    def _resume_parked(self, start: Start, parked: Parked, away: Collection[Session]) -> None:
         request, known, prompt = start.request, parked.prompt, start.prompt
         if self._tiers is None:
             raise ConfigurationError(f"request {request.id!r}: a parked request needs tiers=ms.Tiers(...)")
-        pages = self._tiers.parked.pages(parked)
-        if parked.pending > self._mirror.rules.tail:
+        pages, tail = self._tiers.parked.pages(parked), self._mirror.rules.tail
+        if parked.pending > tail:
             raise InvalidArgument(
-                f"request {request.id!r}: {parked.pending} tokens wait in its tail: raise Forward(tail=)"
+                f"request {request.id!r} has {parked.pending} tokens in its tail, Forward(tail={tail})"
             )
-        if request.salt not in (None, known.salt) or not (
-            request.tokens is None or prompt.key[: len(known.key)] == known.key
-        ):
+        other = request.tokens is not None and prompt.key[: len(known.key)] != known.key
+        if other or request.salt not in (None, known.salt):
             raise InvalidArgument(
                 f"request {request.id!r}: its {prompt.tokens} tokens or its salt are not those of the parked request: "
                 f"the {known.tokens} that it knows come first"
@@ -446,11 +445,11 @@ class Admission(Verbs):
         start.tokens, start.tracked = max(start.tokens, parked.length), start.prompt.tokens
         start.source = Source(parked.length, (), pages, parked)
         if request.session is not None:
-            session = start.session = self._sessions.get(request.session)
-            start.shared, start.lease = (
-                self._sessions.shared(session, start.prompt),
-                Lease(NO_NODE, start.prompt, NO_MATCH),
-            )
+            session = self._sessions.get(request.session)
+            start.shared = self._sessions.shared(session, start.prompt)
+            if request.session not in away:
+                start.session, start.lease = session, Lease(NO_NODE, start.prompt, NO_MATCH)
+                start.leaves = session if session.kept else None
 
     def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.

@@ -94,9 +94,5 @@ def unpack(
     for of, part in zip(KINDS, listed, strict=True):
         cut = [part[at : at + each] for at in range(0, len(part), each)]
         records[of] = [Recorded(one[:DIGEST_BYTES], one[DIGEST_BYTES:]) for one in cut]
-    return Parked(
-        length,
-        pending,
-        SaltedTokens(encode_tokens(np.frombuffer(key, np.int64)), salt, named.decode(errors="replace") or None),
-        more,
-    ), records
+    prompt = SaltedTokens(encode_tokens(np.frombuffer(key, np.int64)), salt, named.decode(errors="replace") or None)
+    return Parked(length, pending, prompt, more), records

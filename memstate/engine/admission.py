@@ -447,8 +447,9 @@ class Admission(Verbs):
         if request.session is not None:
             session = self._sessions.get(request.session)
             start.shared = self._sessions.shared(session, start.prompt)
+            start.lease = Lease(NO_NODE, start.prompt, NO_MATCH)
             if request.session not in away:
-                start.session, start.lease = session, Lease(NO_NODE, start.prompt, NO_MATCH)
+                start.session = session
                 start.leaves = session if session.kept else None
 
     def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:

@@ -111,11 +111,6 @@ class TierManager(NotCopied, Shown):
         self._stream = commands.registers.allocator.stream
         cache.below = self
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has ended the tiers."""
-        return self._closed
-
     def find(self, prompt: SaltedTokens, match: Match, known: int) -> Hit | None:
         """Finds a state in host memory that lets a request compute fewer tokens.
 
@@ -551,6 +546,7 @@ class TierManager(NotCopied, Shown):
         """
         self._require_in_order("clear")
         with self._guard.changing("clear"):
+            self.parked.release_pages()
             self.reset()
 
     def reset(self) -> None:

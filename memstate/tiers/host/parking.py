@@ -80,6 +80,11 @@ class ParkedRequests:
         self._of.clear()
         return lost
 
+    def release_pages(self) -> None:
+        """Releases the KV pages on the device. Call `reset` next."""
+        for pages in self.on_device():
+            self._allocator.release(pages)
+
     def __len__(self) -> int:
         return len(self._of)
 

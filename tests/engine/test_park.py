@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import memstate as ms
+from memstate.tiers import manager
 from tests.support.parked import FILLED, OTHER, ROWS, TEXT, Station, tailed, whole
 from tests.support.planes import MAKERS, every_strategy
 from tests.support.tiered_small import PAGE
@@ -190,6 +191,37 @@ def test_debug_checks_every_call() -> None:
     for row in at.resume(parked):
         at.reach(row, 14)
     at.finish()
+
+
+def test_tokens_are_due_when_the_request_goes_on() -> None:
+    """With overlap, the caller learns the last tokens only after it has parked. Others may hit what the row leaves."""
+    at = Station(tracking=ms.Redirect(PAGE), overlap=True)
+    (row,) = at.start(TEXT[:5])
+    (parked,) = at.step([row], 4, lambda step: at.park(row))
+    assert parked.prompt.tokens == 5 and parked.length == 9
+    text = at.text[parked][:9]
+    (row,) = at.resume([parked], tokens=[*text, 8, 9], length=11)
+    at.text[row] = [*text, 8, 9]
+    at.reach(row)
+    at.mem.end([row], keep="cache", tokens=[at.text.pop(row)])
+    (row,) = at.admit([*text, 8, 9, 10])
+    assert at.mem.info(row).length == 8
+    at.look(row)
+    at.finish()
+
+
+def test_each_of_several_ranks_parks_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A park needs no agreement: all ranks park and go on alike, whatever host memory they have for prompts."""
+    monkeypatch.setattr(manager, "Ranks", lambda group: None)
+    ranks = [Station({"rank": rank, "ranks": 2, "group": object(), "host_slots": 4 + rank}) for rank in range(2)]
+    lengths = []
+    for at in ranks:
+        (parked,) = at.park(*at.start(TEXT[:9]), known=True)
+        at.scribble()
+        (row,) = at.resume([parked])
+        lengths.append(at.mem.info(row).length)
+        at.finish()
+    assert lengths == [9, 9]
 
 
 # -- tails and memory of rows ----------------------------------------------------------------------

@@ -202,10 +202,11 @@ def test_tokens_are_due_when_the_request_goes_on() -> None:
     text = at.text[parked][:9]
     (row,) = at.resume([parked], tokens=[*text, 8, 9], length=11)
     at.text[row] = [*text, 8, 9]
-    at.reach(row)
-    at.mem.end([row], keep="cache", tokens=[at.text.pop(row)])
-    (row,) = at.admit([*text, 8, 9, 10])
-    assert at.mem.info(row).length == 8
+    at.reach(row, 14)
+    said = at.text.pop(row)[:14]
+    at.mem.end([row], keep="cache", tokens=[said])
+    (row,) = at.admit(said)
+    assert at.mem.info(row).length == 12
     at.look(row)
     at.finish()
 

@@ -71,7 +71,7 @@ GOING: list[tuple[type[Exception], str, Callable[[ms.StateManager, ms.Parked], o
     (ms.InvalidArgument, "named twice",
      lambda mem, one: mem.admit([ms.Request("r", resume=one), ms.Request("s", resume=one)])),
     (ms.InvalidArgument, "named twice", lambda mem, one: mem.drop([one, one])),
-    (ms.OutOfPages, "35 KV pages", lambda mem, one: resume(mem, one, length=35 * PAGE)),
+    (ms.OutOfPages, "31 KV pages", lambda mem, one: resume(mem, one, length=31 * PAGE)),
 ]  # fmt: skip
 
 

@@ -75,6 +75,21 @@ def test_whole_pages_of_known_tokens_are_found_by_prompts() -> None:
     at.finish()
 
 
+def test_a_page_that_is_not_full_is_nobody_elses() -> None:
+    """The prompt knows the tokens of a whole page, of which only half is computed."""
+    at = Station()
+    half, full = at.admit(TEXT[:12], TEXT[:12])
+    at.reach(half, 6)
+    at.reach(full)
+    parked = [*at.park(half), *at.park(full)]
+    at.mem.submit()
+    assert at.below.host.moved[2] == 2 + 2
+    at.mem.drop(parked[:1])
+    at.scribble()
+    at.resume(parked[1:])
+    at.finish()
+
+
 def test_other_tenants_and_unknown_tokens_share_no_record() -> None:
     at = Station()
     for salt in ("a", "b"):

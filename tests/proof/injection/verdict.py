@@ -41,6 +41,10 @@ def fingerprint(mem: ms.StateManager) -> dict[str, Any]:
     seen["host"] = [
         [(e.key, e.record, e.pins, e.stored) for e in cache.entries()] for cache in (below._caches if below else ())
     ]
+    seen["parked"] = [
+        (list(has.pages), [(place, entry.record) for copies in has.records.values() for place, entry in copies])
+        for has in (below.parked._of.values() if below else ())
+    ]
     seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
     seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below and below.prefetcher else ())]
     gone_first = mem.prefix._superseded if mem.prefix else ()

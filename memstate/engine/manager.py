@@ -675,8 +675,9 @@ class StateManager(NotCopied, Shown):
         Raises:
             OutOfRecords: back-pressure: host memory or its staging has too little room; nothing changed.
             StaleHandle: a request has ended, or a session is closed; nothing changed.
-            InvalidArgument: drafts of a row are not accepted, a row is finished or a turn, its tokens are not those of
-                its prompt, or a session keeps no state; nothing changed.
+            InvalidArgument: drafts of a row are not accepted, pending tokens are in a tail that you keep, a row is
+                finished or a turn, its tokens are not those of its prompt, or a session keeps no state; nothing
+                changed.
             ConfigurationError: there is no host memory, or `Tiers(int8=)` keeps no exact states; nothing changed.
             Asleep: the memory of states or KV pages is released; nothing changed.
 

@@ -77,11 +77,13 @@ class Parking(Verbs):
 
         Raises:
             StaleHandle: a session is closed.
-            InvalidArgument: the device decides what a row has, a row is finished or a turn, or a session runs, keeps no
-                state or is named twice.
+            InvalidArgument: the device decides what a row has, the caller keeps its tail, a row is finished or a turn,
+                or a session runs, keeps no state or is named twice.
         """
         self._stepping.require_told(rows)
+        elsewhere = [row for row in rows if self._file.pending_at[row] and self._planes.rows is None]
         for wrong, why in (
+            (elsewhere, "have tokens in a tail of your own: run a step of 0 tokens, then park"),
             (self._stepping.drafting(rows), "are in a step with drafts: call accept, then park"),
             ([row for row in rows if row in self._sessions.by_row], "are turns: end them, and park their sessions"),
             ([row for row in rows if self._table.finished[row]], "are finished: end them"),
@@ -98,8 +100,7 @@ class Parking(Verbs):
         prompt = self._cache.leases[row].prompt
         if tokens is not None:
             prompt = prompt._replace(key=self._ending.key(row, tokens))
-        memory = length > 0 and self._planes.rows is not None and (pending > 0 or self._fills)
-        pages = self._pages.of(row, self._pages.count(length))
+        memory, pages = length > 0 and (pending > 0 or self._fills), self._pages.of(row, self._pages.count(length))
         return Leaving(Parked(length, pending, prompt, user), self._file.origin(row), row, memory, pages)
 
     def _of_session(self, handle: Session, tokens: Tokens | None, user: bytes) -> Leaving:

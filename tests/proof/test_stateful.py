@@ -33,7 +33,8 @@ SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
 PROGRAMS = 12 if PROOF else 2
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
 # AgreementLost is left out: it needs a second rank
-ERRORS = {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep", "ConfigurationError"}
+ERRORS = {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep", "ConfigurationError",
+          "OutOfRecords"}  # fmt: skip
 numbers = st.integers(0, LARGEST - 1)
 
 

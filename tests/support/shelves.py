@@ -14,7 +14,7 @@ class Item:
     """A record under its key.
 
     fetched: whether it came from the store. stored: whether the store has it or a write to the store is under way.
-    filled: whether its bytes have arrived or are on their way.
+    filled: whether its bytes have arrived or are on their way. once: the shelf, if the item goes with its last pin.
     """
 
     key: Key
@@ -23,6 +23,7 @@ class Item:
     fetched: bool = False
     stored: bool = False
     filled: bool = True
+    once: "Shelf | None" = None
 
 
 class Shelf:
@@ -101,3 +102,6 @@ class Shelf:
         for item in items:
             item.pins += by
             assert item.pins >= 0
+            if item.once and not item.pins:
+                item.once.items.remove(item)
+                item.once.give(item.record)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.proof.stateful.cache import Entry, Found
 from tests.proof.stateful.ledger import Kept, Later, Row, Text
+from tests.proof.stateful.parked import Parking
 from tests.support.fetches import Job
 from tests.support.model_prefetch import Prefetches
 from tests.support.shelves import Item, Key, Shelf
@@ -91,7 +92,9 @@ class Below(Prefetches):
         pages = Shelf("kv", s.host_pages, int(s.host_pages * s.host_reserve)) if s.pages else None
         states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
         super().__init__(s.page_size, s.prefetch, pages, states, Planes())
-        self.shelves = [self.states, *([self.pages] if self.pages else [])]
+        self.rows = Shelf("row", s.host_slots, 0) if s.tails else None
+        self.shelves = [shelf for shelf in (self.states, self.pages, self.rows) if shelf]
+        self.parking = Parking(self)
         # for each page and each token in it: all tokens up to and including this token
         self.kv: list[list[Text | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]
         self.figures: Counter[str] = Counter()
@@ -116,7 +119,7 @@ class Below(Prefetches):
     def lose_kv(self) -> None:
         """Makes the KV of free pages undefined."""
         for page, places in enumerate(self.kv):
-            if not self.model.page_users[page]:
+            if not self.model.page_users[page] and page not in self.parking.leaving:
                 places[:] = [None] * len(places)
 
     # From host memory to the device
@@ -170,6 +173,11 @@ class Below(Prefetches):
     def _move(self, parts: list[tuple[Shelf, list[Item]]], way: str) -> None:
         for shelf, items in parts:
             self.figures[f"{shelf.kind} {way}"] += len(items)
+
+    def moved(self, parts: list[tuple[Shelf, list[Item]]], way: str, registers: Sequence[int] = ()) -> None:
+        """Notes a transfer that begins now. way: "out" or "in"."""
+        self._move(parts, way)
+        (self.loads if way == "in" else self.backups).append(Way(parts, registers))
 
     def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
         """Notes the pages that a step completes. Their bytes are wrong until the forward of the step is launched.
@@ -347,6 +355,7 @@ class Below(Prefetches):
     def poll(self) -> None:
         """Does what `mem.poll` does: advances saves, loads, writes and prefetches."""
         self.write_due()
+        self.parking.advance()
         self.advance()
         if self.settings.storing:
             self.write()
@@ -382,6 +391,7 @@ class Below(Prefetches):
 
     def clear(self) -> None:
         self.due, self.off = [], True
+        self.parking.clear()
         self.advance()
         self.off = False
         for fetch in list(self.fetches):

@@ -16,6 +16,7 @@ from tests.proof.stateful.ledger import Kept, Ledger, Row, Text
 
 if TYPE_CHECKING:
     from tests.proof.stateful.below import Below, Hit
+    from tests.proof.stateful.parked import Away
 
 
 @dataclass(eq=False)
@@ -116,7 +117,7 @@ class Start:
     that a fork of it has, too, so that the row reads it and does not take it. shared: pages of the prefix.
     hit: a longer state in host memory, which is loaded first. away: the session of the request, if the session makes
     way for its own turn. given: the part of the prompt that the request names. reach: tokens whose KV the caller has;
-    None if the caller does not say.
+    None if the caller does not say. parked: the parked request that goes on; 0 in `shared` is a page that it loads.
     """
 
     name: object
@@ -138,6 +139,7 @@ class Start:
     away: Talk | None = None
     given: Text = ()
     reach: int | None = None
+    parked: "Away | None" = None
 
 
 class Cache(Ledger):

@@ -335,12 +335,14 @@ class Ledger:
         """Asserts that both views are equal. Call this when no change waits."""
         assert set(self.slot) == self.held and len(self.free) == self.free_count and self.label == self.known
 
-    def then(self, later: Later, reads: Iterable[int] = ()) -> None:
+    def then(self, later: Later, reads: Iterable[int] = (), behind: bool = False) -> None:
         """Runs a callback after all recorded changes.
 
         It runs now, unless a change waits for the forward, or the forward stores the state of a register in `reads`.
+        behind: it also waits if the forward only uses the slot of such a register.
         """
-        if self.waits is None and self.unwritten & set(reads):
+        fenced = self.unwritten | self.fenced if behind else self.unwritten
+        if self.waits is None and fenced & set(reads):
             self.waits = len(self.queue), 0
         if self.waits is None:
             self.submit()

@@ -22,6 +22,7 @@ from tests.proof.stateful.cache import Start, Talk
 from tests.proof.stateful.ledger import COLUMNS, OF_TAILS, Kept, Row, Text
 from tests.proof.stateful.memory import Lower, Memory, raw, same
 from tests.proof.stateful.model import Model, Planned
+from tests.proof.stateful.parked import Away
 from tests.proof.stateful.settings import Digits, Settings
 from tests.support import inside, owners
 from tests.support.build import build
@@ -121,6 +122,8 @@ class Machine:
         self.snaps: dict[ms.Snapshot, Kept] = {}
         self.cached: dict[ms.Snapshot, Kept] = {}  # handles of states that the cache owns
         self.talks: dict[ms.Session, Talk] = {}
+        self.parked: dict[ms.Parked, Away] = {}
+        self.over: deque[ms.Parked] = deque(maxlen=2)  # handles that have ended
         self.closed: deque[ms.Session] = deque(maxlen=2)
         self.gone: deque[ms.Row] = deque(maxlen=4)
         self.dropped: deque[ms.Snapshot] = deque(maxlen=4)
@@ -204,6 +207,7 @@ class Machine:
         self._look_at_the_rest()
         self._look_at_who_has_what()
         if self.lower:
+            self.lower.learn(self.parked)
             self.lower.look(self.fetches)
         model.snapshots_are_true()
         for slots, told in self.asked:
@@ -485,6 +489,9 @@ class Machine:
         ways = ("new", "new", "resume", "prompt", "prompt", "turn") if self.settings.prefix else (
             "new", "new", "new", "resume", "resume", "resume", "prompt", "turn")  # fmt: skip
         how = d.pick(*ways)
+        if self.parked and d(3):
+            handle = d.pick(*self.parked)
+            return self.start_parked(name, handle, d.pick(None, 0, 3 * d(9)), d(2) == 1)
         if how in ("prompt", "turn"):
             return self.draw_prompted(d, name, turn=how == "turn")
         faults: Faults = set()
@@ -509,6 +516,18 @@ class Machine:
                 faults.add(ms.StaleHandle if void else ms.InvalidArgument)
         faults |= self._of_sizes(length, snapshot_at, start)
         return ms.Request(name, length, resume, snapshot_at), start, faults
+
+    def start_parked(self, name: str, handle: Any, size: int | None, told: bool) -> tuple[ms.Request, Start, Faults]:
+        """Returns a request that goes on from a parked one, its start, and its errors. told: whether it has tokens."""
+        away = self.parked.get(handle)
+        if away is None:
+            return ms.Request(name, resume=handle), Start(name), {ms.StaleHandle}
+        text = away.rest if told or away.known else ()
+        start = Start(name, length=len(away.text), shared=away.pages, prompt=text or None, salt=away.salt, parked=away)
+        start.given = text
+        faults = self._of_sizes(max(len(text) if size is None else size, start.length), (), start)
+        tokens = list(text) if text else None
+        return ms.Request(name, size, handle, tokens=tokens, salt=away.salt if text else None), start, faults
 
     def wants(self, lengths: Any, most: int = 2**31) -> list[tuple[int, str]]:
         """Returns the marks that a request names, ascending, rounded down to whole pages and the grid."""

@@ -32,6 +32,7 @@ from tests.proof.stateful.ledger import (
     State,
     Text,
 )
+from tests.proof.stateful.parked import Away
 from tests.proof.stateful.settings import RING, TAIL, Digits, Settings
 from tests.support.fetches import Fetched
 from tests.support.given import in_order
@@ -503,7 +504,8 @@ class EngineKv:
         self.below.lose_kv()
         seen = self.plane.cpu().numpy().view(np.uint32)
         told = elements(self.settings, [text for page in self.below.kv for text in page]).reshape(seen.shape)
-        used = [page for page in range(1, self.settings.pages + 1) if self.model.page_users[page]]
+        leaving = self.below.parking.leaving
+        used = [page for page in range(1, self.settings.pages + 1) if self.model.page_users[page] or page in leaving]
         if not np.array_equal(seen[:, used], told[:, used]):
             for page in used:
                 same(f"KV page {page}", seen[:, page].tolist(), told[:, page].tolist())
@@ -543,12 +545,13 @@ class Lower:
         self.keys = Keys(self.real._caches[0].form.fingerprint, self.settings.page_size)
         self.forms = {cache.form.kind: cache.form for cache in self.real._caches}
         self.caches = self.real._caches
-        self.payload = {cache.form.kind: self._payload(cache.form.kind) for cache in self.caches}
+        self.payload = {kind: self._payload(kind) for kind in self.forms if kind != "row"}
         s = self.settings
         staged = s.host_pages if s.pages else 0  # staging has room for all pages
         self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # each record has room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
-        self.host_bytes = s.host_slots * self.forms["state"].nbytes
+        self.staging_bytes += 2 * s.staging * self.forms["row"].nbytes if s.tails else 0
+        self.host_bytes = s.host_slots * (self.forms["state"].nbytes + (self.forms["row"].nbytes if s.tails else 0))
         self.host_bytes += s.host_pages * self.forms["kv"].nbytes if s.pages else 0
 
     # Calls of programs
@@ -624,7 +627,7 @@ class Lower:
     def texts(self, d: Digits) -> list[Key]:
         """Returns keys, some chosen by `d`, of states that the tiers have and the device lacks."""
         stored = sorted((key for kind, key in self.below.storage.records if kind == "state"), key=str)
-        there = [item.key for item in self.below.states.items[-3:]]
+        there = [item.key for item in self.below.states.items[-3:] if not item.once]
         there += [d.pick(*stored) for _ in range(min(3, len(stored)))]
         above = [(entry.salt, entry.tokens) for entry in self.model.stated]
         return [key for key in there if key not in above]
@@ -641,6 +644,15 @@ class Lower:
 
     def name(self, kind: str, key: Key) -> str:
         return f"{kind}-{self.digest(key).hex()}"
+
+    def learn(self, parked: Mapping[ms.Parked, Away]) -> None:
+        """Learns the keys of the records that parked requests have for themselves: they are drawn by chance."""
+        for handle, away in parked.items():
+            has = self.real.parked._of[handle].records
+            real = {(of.cache.form.kind, at): entry for of, copies in has.items() for at, entry in copies}
+            for shelf, at, item in away.items:
+                if item.once:
+                    self._digests[item.key] = real[shelf.kind, at].key
 
     def look(self, fetches: Mapping[ms.tiers.Fetch, Fetched]) -> None:
         real, below = self.real, self.below
@@ -701,7 +713,7 @@ class Lower:
         return self._bodies[kind, key]
 
     def _look_at_bytes(self, kind: str, pool: Any, keys: Mapping[int, Key], header: int) -> None:
-        mask = self.payload[kind]
+        mask = self.payload.get(kind)
         for record, key in keys.items():
             seen = raw(pool.memory[record])[header:]
             assert np.array_equal(seen[mask], self.body(kind, key)[mask]), (

@@ -811,6 +811,7 @@ class Model(Cache):
         """Returns the numbers of pages and slots that starts need. Sets `taken` of starts that take over a slot."""
         each = 1 + self.settings.lanes_at_admission
         pages = sum(max(0, self.pages_for(start.size) - len(start.shared)) - self.surplus(start)[1] for start in starts)
+        pages += sum(not page for start in starts if start.parked for page in start.shared)
         slots = sum(max(0, each - len(start.moved)) - self.surplus(start)[0] for start in starts)
         users = Counter(start.hit.state.key for start in starts if start.hit)
         slots += len(users)
@@ -889,7 +890,11 @@ class Model(Cache):
         assert len(rows) == len(starts)
         for row, start in zip(rows, starts, strict=True):
             self.rows[row.number] = row
-            self.append_pages(row, start.shared)
+            missing = sum(not page for page in start.shared)
+            self.page_users.update(filter(None, start.shared))
+            fresh = iter([page for page in range(1, s.pages + 1) if not self.page_users[page]][:missing])
+            self.page_users -= Counter(filter(None, start.shared))
+            self.append_pages(row, [page or next(fresh) for page in start.shared])
             self.add_pages(row, max(0, self.pages_for(start.size) - len(start.shared)))
         for row, start in zip(rows, starts, strict=True):
             if start.taken and start.match and start.match.stated:
@@ -917,7 +922,7 @@ class Model(Cache):
             row.until = len(start.prompt or ())
             if start.prompt and (start.match or start.talk):
                 row.longest = len(start.prompt)
-            if start.match and start.prompt:
+            if (start.match or start.parked) and start.prompt:
                 row.tracked = max(row.tracked, len(start.prompt))
             elif isinstance(origin := start.origin, Row):
                 row.tracked = max(row.tracked, origin.tracked)
@@ -935,6 +940,12 @@ class Model(Cache):
             row.pending = origin.pending
             if row.pending:
                 self.record_write("pending", row.number, row.pending)
+        going = [(start.parked, row) for start, row in zip(starts, rows, strict=True) if start.parked]
+        for one, row in going:
+            self.leases.append(lease := Lease(None, one.salt))
+            row.lease = lease
+        if going and self.below:
+            self.below.parking.load(going)
         return rows
 
     def _restore(self, row: Row, start: Start) -> int:
@@ -945,6 +956,8 @@ class Model(Cache):
             row.text = origin.text[:length]
         elif start.moved and not start.reads:
             row.text = start.moved[0].text
+        elif start.parked:
+            row.text = start.parked.text
         if row.prompt and length:
             assert row.text == row.prompt[:length], "another prefix"
         if not origin or start.taken:

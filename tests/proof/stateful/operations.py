@@ -11,7 +11,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.tables import StepRecord
-from tests.proof.stateful.cache import Start
+from tests.proof.stateful.cache import Start, Talk
 from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text
 from tests.proof.stateful.machine import (
     NO_TOKENS,
@@ -29,6 +29,7 @@ from tests.proof.stateful.machine import (
 )
 from tests.proof.stateful.memory import RUBBISH
 from tests.proof.stateful.model import Entry, Planned
+from tests.proof.stateful.parked import Away
 from tests.proof.stateful.settings import Digits
 from tests.support.fetches import Fetched
 
@@ -40,7 +41,7 @@ GAP = (
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
     "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
     "twin", "name_marks", "wait", "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin",
-    "flush", "empty_host", "push_down",
+    "flush", "empty_host", "push_down", "park", "park",
 )  # fmt: skip
 WITH_KEYS = GAP + ("forget",) * 4
 AROUND_TAILS = GAP + ("leave", "cancel") * 4
@@ -53,13 +54,13 @@ OPERATIONS = {
     "reset": 1, "recover": 2,
     "poll": 2, "prefetch": 1, "wait": 2,
     "serve": 16, "match": 3, "talk": 3, "hush": 1, "twin": 2, "name_marks": 2, "age": 4,
-    "forget_states": 1, "forget_pages": 1, "forget_all": 1,
+    "forget_states": 1, "forget_pages": 1, "forget_all": 1, "park": 2, "drop_parked": 1,
 }  # fmt: skip
 
 # weights of programs with tiers
 BELOW = {
     "serve": 60, "poll": 16, "work": 16, "prefetch": 12, "ready": 8, "unfetch": 3, "tick": 3, "spoil": 8, "stock": 8,
-    "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20,
+    "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20, "park": 8, "drop_parked": 1,
 }  # fmt: skip
 
 # weights of programs with keys
@@ -234,12 +235,17 @@ class Operations(Machine):
         self.model.discard()
         if self.model.below:
             self.model.below.clear()
+        self.forget_parked()
         self.model.reset()
         self._forget_rows_and_steps()
         self.dropped.extend([*self.snaps, *self.cached])
         self.closed.extend(self.talks)
         for kept in (self.snaps, self.cached, self.talks):
             kept.clear()
+
+    def forget_parked(self) -> None:
+        self.over.extend(self.parked)
+        self.parked.clear()
 
     def _forget_rows_and_steps(self) -> None:
         self.gone.extend(self.handles)
@@ -312,6 +318,8 @@ class Operations(Machine):
         while self.flights:
             self.settle(Digits(0))
         self.end_rows(Digits(0), list(self.handles), "release")
+        if self.parked:
+            self.drop_away(list(self.parked))
         self.mem.drop(list(self.snaps))
         self.model.drop(list(self.snaps.values()))
         self.snaps.clear()
@@ -867,6 +875,9 @@ class Operations(Machine):
                 d.pick(requests[0] if requests else 3, [*requests, "request"]),
                 faults | {ms.InvalidArgument},
             )
+        parked = [start.parked for start in starts if start.parked]
+        if len(set(map(id, parked))) < len(parked):
+            faults.add(ms.InvalidArgument)
         if not (faults or self.asleep) and (higher := self._from_host(starts)):
             starts, more = higher, set()
         elif more:
@@ -875,15 +886,88 @@ class Operations(Machine):
         if rows is REFUSED:
             return []
         tenants = model.admit(starts)
-        for tenant in tenants:
-            tenant.taste = d(3)
+        for handle in [handle for handle, away in self.parked.items() if away in parked]:
+            del self.parked[handle]
+            self.over.append(handle)
+        for tenant, start in zip(tenants, starts, strict=True):
+            tenant.taste = start.parked.taste if start.parked else d(3)
         self.note_rows(rows, tenants)
         return list(rows)
+
+    def park(self, d: Digits) -> None:
+        """Parks rows and sessions."""
+        if self.lower:
+            talks = [session for session, talk in self.talks.items() if talk.kept and not talk.row and d(3) == 1]
+            rows = [row for row in self.draw_rows(d, d(3)) if row is not None]
+            self.park_all(rows, talks, told=d(2) == 1)
+
+    def park_all(self, rows: Handles, talks: Sequence[Any], told: bool = False) -> list[Any]:
+        """Parks rows and sessions on both sides. told: whether it tells all tokens of the rows. Returns the handles."""
+        model, faults = self.model, self.row_faults(rows) | self._undecided(rows)
+        tenants, of_talks = (
+            [self.handles[row] for row in rows if row in self.handles],
+            [self.talks.get(t) for t in talks],
+        )
+        drafted = {entry.row for step in model.steps if step.drafted for entry in step.entries}
+        kept_by_caller = not self.settings.tails and any(tenant.pending for tenant in tenants)
+        if kept_by_caller or any(tenant.talk or tenant.finished or tenant in drafted for tenant in tenants):
+            faults.add(ms.InvalidArgument)
+        if None in of_talks:
+            faults.add(ms.StaleHandle)
+        if len(set(talks)) < len(talks) or any(talk and (talk.row or not talk.kept) for talk in of_talks):
+            faults.add(ms.InvalidArgument)
+        leaving, tokens, numbers = [], None, None
+        if not faults:
+            leaving = [self._away(tenant, told) for tenant in tenants] + [
+                self._talk_away(talk) for talk in of_talks if talk
+            ]
+            if told:
+                tokens = [list(one.known) if one.known else None for one in leaving[: len(rows)]] + [None] * len(talks)
+            if short := model.below.parking.short(leaving):
+                faults, numbers = {ms.OutOfRecords}, {ms.OutOfRecords: short}
+        handles = self.attempt(faults, lambda: self.mem.park([*rows, *talks], tokens), numbers)
+        if handles is REFUSED:
+            return []
+        model.promise(tenants, [len(one.text) for one in leaving[: len(tenants)]])
+        model.below.parking.park(leaving)
+        model.end(tenants, None, [tenant.confirmed for tenant in tenants])
+        for talk in talks:
+            model.close_talk(self.talks.pop(talk))
+            self.closed.append(talk)
+        self.forget_rows(rows)
+        self.parked.update(zip(handles, leaving, strict=True))
+        self._same("lengths", [one.length for one in handles], [len(one.text) for one in leaving])
+        self._same("pending", [one.pending for one in handles], [one.pending for one in leaving])
+        return list(handles)
+
+    def _away(self, row: Row, told: bool) -> Away:
+        model, rest = self.model, self.known(row)
+        text, known = model.text_of(row), (rest if told else row.given)
+        salt = row.lease.salt if row.lease else None
+        pages = row.pages[: model.pages_for(len(text))]
+        return Away(text, row.pending, known, rest, salt, row.source or row.live, row.number, pages, row.taste)
+
+    def _talk_away(self, talk: Talk) -> Away:
+        one = talk.kept[0]
+        pages = talk.pages[: self.model.pages_for(one.length)]
+        return Away(one.text, 0, talk.text, talk.text, talk.salt, one.register, 0, pages)
+
+    def drop_parked(self, d: Digits) -> None:
+        if self.parked:
+            self.drop_away([handle for handle in self.parked if d(2)])
+
+    def drop_away(self, handles: Sequence[Any]) -> None:
+        """Drops parked requests on both sides."""
+        faults: Faults = set() if all(handle in self.parked for handle in handles) else {ms.StaleHandle}
+        if self.attempt(faults, lambda: self.mem.drop(handles)) is not REFUSED:
+            for handle in handles:
+                self.model.below.parking.drop(self.parked.pop(handle))
+                self.over.append(handle)
 
     def _from_host(self, starts: Sequence[Start]) -> list[Start] | None:
         """Returns starts that use the longer states in host memory; None if there are none, or no room for all."""
         model = self.model
-        starts_below = [model.from_host(start) or start for start in starts]
+        starts_below = [(not start.parked and model.from_host(start)) or start for start in starts]
         states = {start.hit.state.key for start in starts_below if start.hit}
         if not states or self._scarce(len(starts_below), *model.weigh(starts_below))[0]:
             return None
@@ -1557,7 +1641,7 @@ class Operations(Machine):
             if how < 10:
                 records = sorted(below.storage.records, key=str)
                 wanted = [(kind, key) for fetch in below.fetches for key in fetch.keys for kind in ("state", "kv")]
-                items = [(shelf.kind, item.key) for shelf in below.shelves for item in shelf.items[-2:]]
+                items = [(s.kind, item.key) for s in below.shelves for item in s.items[-2:] if not item.once]
                 there = [one for one in wanted if one in below.storage.records] if d(2) else []
                 if there or records or items:
                     lower.spoil(*d.pick(*(there or [*records, *items])), d.pick(*FAULTS))
@@ -1568,7 +1652,7 @@ class Operations(Machine):
         """Puts more records into storage, as another process would."""
         if self.lower and self.settings.storing:
             salt, stem = d.pick(*SALTS), STEMS[d(3)]
-            there = [item.key for item in self.lower.below.states.items]
+            there = [item.key for item in self.lower.below.states.items if not item.once]
             if there and d(2):
                 salt, stem = d.pick(*there)
             else:
@@ -1612,6 +1696,7 @@ class Operations(Machine):
             with self.lower.waiting():
                 self.mem.tiers.clear()
             self.model.below.clear()
+            self.forget_parked()
 
     def _waiting_faults(self) -> Faults:
         """Returns the error of `flush` and `clear` while records wait for a forward."""

@@ -363,6 +363,22 @@ class Play:
         known = all(snap in self.machine.snaps for snap in snaps)
         self.machine.drop_snaps(list(snaps), set() if known else {ms.StaleHandle})
 
+    @verb
+    def park(self, *rows: Any, sessions: Sequence[Any] = (), told: bool = False) -> list[Any]:
+        """Parks rows and sessions in one call. told: whether it names all tokens. Returns handles; [] if refused."""
+        return self.machine.park_all(list(rows), sessions, told)
+
+    @verb
+    def resume(self, *parked: Any, size: int | None = None, told: bool = False) -> Handles:
+        """Goes on from parked requests in one call. Returns their rows; [] if the call is refused."""
+        machine = self.machine
+        return machine.admit_all(PLAIN, [machine.start_parked(next(self._names), one, size, told) for one in parked])
+
+    @verb
+    def forget(self, *parked: Any) -> None:
+        """Drops parked requests."""
+        self.machine.drop_away(list(parked))
+
     # Sessions, the cache, time
 
     @verb

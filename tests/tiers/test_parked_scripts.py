@@ -1,0 +1,82 @@
+"""Parked requests in scripts: the model compares registers, pages, records, tails and every byte after each call."""
+
+import pytest
+
+from tests.proof.stateful.script import ALL, Play, script
+
+T = [2, 0, 0, 1, 2, 1, 0, 0, 2, 1, 1, 2, 0, 2, 1, 0]
+TIERS = {"tiered": True, "prefix": True, "host_slots": 4, "host_pages": 12, "slots": 16, "rows": 3, "page_size": 2,
+         "pages": 30, "pages_per_row": 10}  # fmt: skip
+
+pytestmark = pytest.mark.script
+
+
+@script(strategy=ALL, overlap=(False, True), in_place=(False, True), **TIERS)
+def test_a_row_is_parked_behind_the_forward_that_computes_it(play: Play) -> None:
+    a, b = play.admit(T[:7], T[:3])
+    play.step([a, b], [5, 3])
+    play.land()
+    flight = play.step([a, b], [2, 1], run=False)
+    (parked,) = play.park(a)
+    play.launch(flight)
+    play.land()
+    (a,) = play.resume(parked, size=12)
+    play.run(a, T[:11])
+    play.end(a, b)
+
+
+@script(strategy=ALL, overlap=(False, True), tails=True, tail=3, **TIERS)
+def test_a_tail_goes_with_its_row(play: Play) -> None:
+    a, b = play.admit(T[:5], T[:5])
+    play.step([a, b], 5)
+    play.step([a, b], 3, 2, accepted=[2, 3])
+    play.land()
+    parked = play.park(a, b, told=True)
+    rows = play.resume(*reversed(parked), size=16)
+    play.step(rows, 2, 1, accepted=[1, 2])
+    play.land()
+    play.end(*rows)
+
+
+@script(strategy=ALL, told=(False, True), **TIERS)
+def test_a_session_and_a_row_that_reads_a_cached_state_are_parked(play: Play) -> None:
+    (talk,) = play.open("a")
+    play.turn(T[:9], talk, prompt=5)
+    play.turn(T[:9])
+    (row,) = play.admit(T[:12])
+    parked = play.park(row, sessions=[talk], told=play.told)
+    play.evict(states=9, pages=99)
+    rows = play.resume(*parked, size=14)
+    for row in rows:
+        play.run(row, T[:13])
+    play.end(*rows)
+
+
+@script(strategy="redirect", how=("resume", "drop", "clear"), **TIERS | {"host_pages": 3})
+def test_pages_wait_on_the_device_for_room_below(play: Play) -> None:
+    rows = play.admit(T[:5], T[1:6])
+    play.step(rows, 5)
+    play.land()
+    one, two = play.park(*rows)
+    play.poll()
+    if play.how == "clear":
+        play.empty_host()
+        return
+    play.forget(one)
+    play.poll()
+    play.poll()
+    if play.how == "resume":
+        play.end(*play.resume(two))
+
+
+@script(strategy="redirect", **TIERS | {"host_slots": 1})
+def test_too_little_host_memory_is_back_pressure(play: Play) -> None:
+    a, b = play.admit(T[:5], T[1:6])
+    play.step([a, b], 5)
+    play.land()
+    assert play.park(a, b) == []
+    play.reached("OutOfRecords")
+    (parked,) = play.park(a)
+    assert play.park(b) == []
+    play.reached("OutOfRecords")
+    play.end(b, *play.resume(parked))

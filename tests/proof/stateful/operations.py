@@ -1106,6 +1106,9 @@ class Operations(Machine):
             assert slots.ready == (model.waits is None)
             if self.settings.pages and extends and not self.extend(rows, lengths):
                 return
+            there = {page for row in rows for page in self.handles[row].pages}
+            if model.below and there & model.below.parking.leaving:
+                return  # the page table has these pages only after they were copied, so nobody knows their ids yet
         faults = self.row_faults(rows)
         for row, length in zip(rows, lengths, strict=True):
             tenant = self.handles.get(row)

@@ -110,6 +110,18 @@ def test_lengths_that_the_device_has_not_told_are_refused() -> None:
     mem.drop([parked])
 
 
+def test_a_tail_that_the_caller_keeps_is_refused() -> None:
+    """Its tokens are in memory that the manager does not know. A step of 0 tokens adds them to the state."""
+    mem = on(CPU, LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), tail=2, tiers=ms.Tiers("toy", host_slots=4))
+    (row,) = mem.admit([ms.Request("a", 40)])
+    mem.settle(mem.plan([row], 3))
+    mem.settle(mem.plan([row], 1, defer=4))
+    refused(mem, ms.InvalidArgument, "a tail of your own: run a step of 0 tokens", lambda: mem.park([row]))
+    mem.settle(mem.plan([row], 0))
+    (parked,) = mem.park([row])
+    assert (parked.length, parked.pending) == (4, 0)
+
+
 # -- what ends parked requests ---------------------------------------------------------------------
 
 

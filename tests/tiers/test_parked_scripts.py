@@ -62,11 +62,11 @@ def test_pages_wait_on_the_device_for_room_below(play: Play) -> None:
     if play.how == "clear":
         play.empty_host()
         return
+    rows = play.resume(two) if play.how == "resume" else []
     play.forget(one)
     play.poll()
     play.poll()
-    if play.how == "resume":
-        play.end(*play.resume(two))
+    play.end(*rows, *(play.resume(two) if play.how == "drop" else []))
 
 
 @script(strategy="redirect", **TIERS | {"host_slots": 1})

@@ -431,7 +431,7 @@ class Admission(Verbs):
         if self._tiers is None:
             raise ConfigurationError(f"request {request.id!r}: a parked request needs tiers=ms.Tiers(...)")
         pages, tail = self._tiers.parked.pages(parked), self._mirror.rules.tail
-        if parked.pending > tail:
+        if parked.pending >= max(1, 2 * tail):  # a step leaves fewer there
             raise InvalidArgument(
                 f"request {request.id!r} has {parked.pending} tokens in its tail, Forward(tail={tail})"
             )

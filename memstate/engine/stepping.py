@@ -315,7 +315,7 @@ class Stepping(Verbs):
             of_states = batch.spread(read) if folded is not None else None
             step = self.open = log.add(record, batch, before, reached, len(stored[0]) if stored else 0, of_states)
             if folded is not None:
-                step.there = batch.spread(read - (folded.store == 0))
+                step.there = batch.spread(np.maximum(read - (folded.store == 0), 0))
             if late is not None:
                 step.after = batch.spread(after)
                 self._late, self._file.undecided = late._replace(step=step), frozenset(running.tolist())

@@ -595,6 +595,7 @@ class Lower:
             self.store.records[name] = self._record(
                 kind, key, len(key[1]) + self.settings.page_size * (fault == "foreign")
             )
+            self._names[name] = kind, key  # a record that is damaged before anybody has looked at it
         if fault == "gone":
             self.store.records.pop(name, None)
             told.records.discard((kind, key))

@@ -18,8 +18,8 @@ from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 
 RARE = (
-    "accept", "admit", "cancel", "drop", "end", "extend", "forget", "fork", "poll", "prefetch", "publish", "reorder",
-    "snapshot_at", "submit",
+    "accept", "admit", "cancel", "drop", "end", "extend", "forget", "fork", "park", "poll", "prefetch", "publish",
+    "reorder", "snapshot_at", "submit",
 )  # fmt: skip
 BOUNDS = tuple(2.5e-5 * 2**n for n in range(15))  # seconds: 25 us to 0.41 s
 

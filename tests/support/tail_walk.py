@@ -17,7 +17,7 @@ from memstate.kernels.tables import Cursor, StepMarks
 from tests.support.decode_case import same_bits
 from tests.support.trees import Tree, drawn_behind, nodes_of, parents_of
 
-HEADS, SIZE, TOKENS, WRONG = 2, 16, 90, 3
+HEADS, SIZE, TOKENS, WRONG = 2, 16, 120, 3
 STRATEGIES = {
     "none": ms.NoTracking(),
     "ping-pong": ms.PingPong(every=8),

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.script
 
 
 @script(strategy=ALL, overlap=(False, True), in_place=(False, True), **TIERS)
-def test_a_row_is_parked_behind_the_forward_that_computes_it(play: Play) -> None:
+def test_B82_a_row_is_parked_behind_the_forward_that_computes_it(play: Play) -> None:
     a, b = play.admit(T[:7], T[:3])
     play.step([a, b], [5, 3])
     play.land()

@@ -1,0 +1,390 @@
+"""Parked requests that travel through a store to another manager: over faults of the store, late, cancelled, lost."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.requests.handles import Parked
+from memstate.tiers import parcel
+from memstate.tiers.stores.file import FileStore
+from memstate.tiers.travel import Trip
+from tests.support.build import on
+from tests.support.parked import OTHER, TEXT, Station, refused, whole
+from tests.support.planes import LAYOUT
+from tests.support.tiered_small import CPU, PAGE
+from tests.support.virtual import AtOnce, ByHand, Clock, MemoryStore
+
+WIDE = [-(2**63), 2**63 - 1, -1, 2**32, 2**32 - 1, 0, 7, 8, 9, 10, 11]
+SALTS = [None, "tenant", b"\xff", -(2**70), ("a", (1, b"b", None))]
+
+
+class Shelf(MemoryStore):
+    """A store that removes what it is told to discard."""
+
+    def discard(self, names: Sequence[str]) -> None:
+        super().discard(names)
+        for name in names:
+            self.records.pop(name, None)
+
+
+def station(store: Any, **tiers: Any) -> Station:
+    return Station({"store": store, "executor": AtOnce()} | tiers)
+
+
+def parked(at: Station, text: Sequence[int] = TEXT[:11], known: bool = True, **more: Any) -> Parked:
+    """Returns a parked request, whose bytes are all in host memory."""
+    (row,) = at.admit(text, **more)
+    at.reach(row)
+    (one,) = at.park(row, known=known)
+    at.mem.submit()
+    at.mem.poll()
+    return one
+
+
+def over(mem: ms.StateManager, trip: Trip) -> Trip:
+    """Polls until a trip is over."""
+    for _ in range(9):
+        mem.poll()
+    assert trip.done
+    mem.audit().raise_if_leaking()
+    return trip
+
+
+def written(at: Station, one: Parked, **more: Any) -> bytes:
+    trip = over(at.mem, at.below.write(one, **more))
+    assert not trip.why and trip.manifest is not None
+    return trip.manifest
+
+
+def arrive(at: Station, manifest: bytes, text: Sequence[int], **more: Any) -> Parked:
+    trip = over(at.mem, at.below.read(manifest, **more))
+    assert not trip.why and trip.parked is not None
+    at.text[trip.parked] = list(text)
+    return trip.parked
+
+
+def job(hand: ByHand) -> None:
+    """Runs the last job that was handed in."""
+    assert hand.jobs[-1].begin()
+    hand.jobs[-1].finish()
+
+
+def sealed(manifest: bytes, shared: bytes = b"") -> bytes:
+    """Returns a manifest with the digest that its body should have."""
+    return manifest[:-32] + parcel.digest_of(manifest[:-32], shared)
+
+
+# -- there and back --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 64])
+@pytest.mark.parametrize("salt", SALTS)
+def test_a_request_goes_on_in_another_manager(store: FileStore, salt: Any, key: bytes) -> None:
+    """Inside a page, with its tokens, its salt and the caller's bytes. From there it travels back."""
+    here, there = station(store), station(FileStore(store.folder.path))
+    (row,) = here.admit(TEXT[:11], salt=salt)
+    here.reach(row)
+    (one,) = here.mem.park([row], [TEXT[:11]], user=[b"seed 7"])
+    here.text[one] = here.text.pop(row)
+    manifest = written(here, one, key=key)
+    came = arrive(there, manifest, TEXT[:11], salt=salt, key=key)
+    assert (came.length, came.pending, came.user, came.prompt) == (11, 0, b"seed 7", one.prompt)
+    back = arrive(here, written(there, came, key=key), TEXT[:11], salt=salt, key=key)
+    for at, each in ((there, [came]), (here, [one, back])):
+        at.scribble()
+        for row in at.resume(each, session=None):
+            at.step([row], 1)
+        at.finish()
+
+
+def test_a_request_without_tokens_travels_without_records() -> None:
+    here, there = station(shelf := Shelf()), station(shelf)
+    (row,) = here.admit(TEXT[:5])
+    (one,) = here.park(row)
+    came = arrive(there, written(here, one), TEXT[:5])
+    assert not shelf.asked("put") and came.length == 0
+    there.resume([came])
+    there.finish()
+
+
+def test_a_manifest_can_be_read_twice() -> None:
+    """Whose turn it is says the owner of the request. Neither copy shares a record with the other."""
+    here, there = station(shelf := Shelf()), station(shelf)
+    manifest = written(here, parked(here))
+    both = [arrive(there, manifest, TEXT[:11]) for _ in range(2)]
+    there.mem.drop(both[:1])
+    del there.text[both[0]]
+    there.scribble()
+    there.resume(both[1:])
+    there.finish()
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+def test_what_the_store_has_is_not_sent() -> None:
+    """Of a prompt that was published, only the state and the last page go. A second write sends nothing."""
+    here, there = station(shelf := Shelf(), write="through"), station(shelf)
+    (row,) = here.start(TEXT[:11])
+    here.mem.publish([row], keep="cache", tokens=[TEXT[:11]])
+    for _ in range(3):
+        here.mem.submit()
+        here.mem.poll()
+    assert sorted(name.split("-")[0] for name in shelf.asked("put")) == ["kv", "kv", "state"]
+    shelf.calls.clear()
+    (one,) = here.park(row, known=True)
+    manifest = written(here, one)
+    assert sorted(name.split("-")[0] for name in shelf.asked("put")) == ["kv", "state"]
+    shelf.calls.clear()
+    assert written(here, one) == manifest and not shelf.asked("put")
+    there.scribble()
+    there.resume([arrive(there, manifest, TEXT[:11])])
+    there.finish()
+
+
+@pytest.mark.parametrize("key", [b"", b"key"])
+@pytest.mark.parametrize("n", [1, 8, 63])
+def test_a_manifest_is_small(n: int, key: bytes) -> None:
+    here = station(Shelf())
+    manifest = written(here, parked(here, TEXT[:n]), key=key)
+    assert len(manifest) <= 2**10 + 8 * n + 65 * -(-n // PAGE)
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [b"", b"key"])
+def test_no_flipped_bit_and_no_cut_is_accepted(key: bytes) -> None:
+    here, there = station(shelf := Shelf()), station(shelf)
+    manifest = written(here, parked(here, TEXT[:5]), key=key)
+    shelf.calls.clear()
+    before = whole(there.mem)
+    flipped = [manifest[:at] + bytes([manifest[at] ^ 1 << at % 8]) + manifest[at + 1 :] for at in range(len(manifest))]
+    cut = [manifest[:end] for end in range(len(manifest))]
+    for bad in (*flipped, *cut, manifest[1:], manifest + b"\0", b"", bytes(2**24 + 64)):
+        with pytest.raises(ms.InvalidArgument, match="no manifest"):
+            there.below.read(bad, key=key)
+    assert whole(there.mem) == before and not shelf.calls
+
+
+def test_numbers_that_contradict_each_other_are_refused_under_any_digest() -> None:
+    """Without a key, anybody can seal a manifest. Each bit of the numbers in its head is turned."""
+    here, there = station(shelf := Shelf()), station(shelf)
+    one = parked(here, TEXT[:5])
+    manifest = written(here, one)
+    refused_, failed = 0, 0
+    for at, bit in product(range(len(parcel.MAGIC) + 64, parcel._HEAD.size), range(8)):
+        bad = sealed(manifest[:at] + bytes([manifest[at] ^ 1 << bit]) + manifest[at + 1 :])
+        try:
+            trip = there.below.read(bad)
+        except (ms.InvalidArgument, ms.OutOfRecords):
+            refused_ += 1
+        else:  # another length, with as many pages: no record stands for it
+            failed += bool(over(there.mem, trip).why)
+    assert (refused_, failed) == (64 * 8 - 1, 1)
+    there.mem.audit().raise_if_leaking()
+    assert len(there.below.parked) == 0
+
+
+@pytest.mark.parametrize(
+    "other", [{"salt": "b"}, {"salt": None}, {"key": b""}, {"key": b"other"}], ids=lambda other: str(other)
+)
+def test_another_key_or_salt_is_refused(other: dict[str, Any]) -> None:
+    here, there = station(shelf := Shelf()), station(shelf)
+    manifest = written(here, parked(here, salt="a"), key=b"key")
+    says = "sealed with another key" if "key" in other else "or salt"
+    given = {"salt": "a", "key": b"key"} | other
+    refused(there.mem, ms.InvalidArgument, says, lambda: there.below.read(manifest, **given))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"model": "other"}, {"page_size": 2 * PAGE}, {"planes": LAYOUT.planes[:1]}],
+    ids=lambda one: next(iter(one)),
+)
+def test_another_model_layout_or_page_size_is_refused(other: dict[str, Any]) -> None:
+    shelf = Shelf()
+
+    def make(planes: Any = LAYOUT.planes, page_size: int = PAGE, model: str = "toy") -> ms.StateManager:
+        tiers, layout = ms.Tiers(model, host_slots=4, store=shelf, executor=AtOnce()), ms.StateLayout(planes, layers=2)
+        return on(CPU, layout, slots=8, max_requests=3, prefix=ms.Prefix(), page_size=page_size, tiers=tiers)
+
+    here, there = make(), make(**other)
+    (row,) = here.admit([ms.Request(0, 9)])
+    here.settle(here.plan([row], 9))
+    (one,) = here.park([row])
+    manifest = over(here, here.tiers.write(one)).manifest
+    refused(there, ms.InvalidArgument, "of another model, layout, page size, rank", lambda: there.tiers.read(manifest))
+
+
+def test_handles_of_others_and_managers_without_storage_are_refused() -> None:
+    here, there, bare = station(shelf := Shelf()), station(shelf), Station()
+    one = parked(here)
+    manifest = written(here, one)
+    refused(there.mem, ms.StaleHandle, "another manager", lambda: there.below.write(one))
+    for call in (lambda: bare.below.read(manifest), lambda: bare.below.write(parked(bare))):
+        with pytest.raises(ms.ConfigurationError, match="no storage"):
+            call()
+    here.resume([one])
+    refused(here.mem, ms.StaleHandle, "it went on", lambda: here.below.write(one))
+
+
+def test_too_little_host_memory_is_back_pressure() -> None:
+    """A read takes what nobody needs, and claims nothing if that is too little."""
+    here = station(shelf := Shelf())
+    manifest = written(here, parked(here))
+    there = station(shelf, host_slots=1)
+    mine = parked(there, OTHER[:5])
+    refused(there.mem, ms.OutOfRecords, "1 state records", lambda: there.below.read(manifest))
+    there.mem.drop([mine])
+    there.text.clear()
+    there.resume([arrive(there, manifest, TEXT[:11])])
+    there.finish()
+    small = station(shelf, host_pages=2)
+    refused(small.mem, ms.OutOfRecords, "3 kv records", lambda: small.below.read(manifest))
+
+
+# -- what fails on the way -------------------------------------------------------------------------
+
+
+class Liar(Shelf):
+    """A store whose next answers to one method are wrong. `wrong`: method -> function of its right answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: dict[str, Callable[[Any], Any]] = {}
+
+    def exists(self, names: Sequence[str]) -> Any:
+        return self.wrong.get("exists", lambda told: told)(super().exists(names))
+
+    def put(self, names: Sequence[str], buffers: Any) -> Any:
+        return self.wrong.get("put", lambda told: told)(super().put(names, buffers))
+
+    def get(self, names: Sequence[str], buffers: Any) -> Any:
+        return self.wrong.get("get", lambda told: told)(super().get(names, buffers))
+
+
+def fails(told: Any) -> Any:
+    raise ConnectionResetError("storage went away")
+
+
+WRONG = {"raises": fails, "too few": lambda told: told[:-1], "too many": lambda told: [*told, told[0]],
+         "nothing": lambda told: None, "numbers": lambda told: [7 for _ in told]}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("method", ["exists", "put", "get"])
+def test_a_store_that_fails_fails_the_trip_only(method: str, what: str) -> None:
+    """The request stays, and a second try succeeds. Records of the try that failed are not sent again."""
+    here, there = station(shelf := Liar()), station(shelf)
+    one = parked(here)
+    shelf.wrong = {method: WRONG[what]}
+    trip = over(here.mem, here.below.write(one))
+    assert bool(trip.manifest) == (not trip.why) == (method == "get" or (method, what) == ("exists", "numbers"))
+    manifest = trip.manifest
+    if method != "get" and manifest is None:
+        shelf.wrong = {}
+        manifest = written(here, one)
+    free = whole(there.mem)
+    trip = over(there.mem, there.below.read(manifest))
+    if method == "get" or (method, what) == ("exists", "numbers"):
+        assert trip.why and trip.parked is None and whole(there.mem)["records"] == free["records"]
+        return
+    assert trip.parked is not None
+    here.resume([one])
+
+
+@pytest.mark.parametrize("fault", ["vanished", "half", "garbage", "denied", "raises"])
+@pytest.mark.parametrize("kind", ["state", "kv"])
+def test_a_record_that_is_missing_or_damaged_fails_the_read(kind: str, fault: str) -> None:
+    here, there = station(shelf := Shelf()), station(shelf)
+    manifest = written(here, parked(here))
+    shelf.faults[max(name for name in shelf.records if name.startswith(kind))] = fault
+    before = whole(there.mem)
+    trip = over(there.mem, there.below.read(manifest))
+    assert trip.parked is None and ("record" in trip.why or "went away" in trip.why)
+    assert whole(there.mem)["records"] == before["records"] and len(there.below.parked) == 0
+
+
+def test_a_sound_record_of_another_writer_is_refused_with_a_key() -> None:
+    """Whoever writes to the store can seal a record. Its digest is in the manifest."""
+    here, there = station(shelf := Shelf()), station(shelf)
+    keyed, open_ = (written(here, parked(here, TEXT[:5], known=False), key=key) for key in (b"key", b""))
+    form = here.below.host.states.form
+    for name in [name for name in shelf.records if name.startswith("state")]:
+        forged = torch.frombuffer(bytearray(shelf.records[name]), dtype=torch.uint8).numpy()
+        forged[form.header_bytes] ^= 1
+        form.seal(forged, bytes.fromhex(name.split("-")[1]), 5)
+        shelf.records[name] = forged.tobytes()
+    assert "other bytes than its manifest says" in over(there.mem, there.below.read(keyed, key=b"key")).why
+    assert over(there.mem, there.below.read(open_)).parked, "a store without a key must be private"
+
+
+# -- late, cancelled, lost -------------------------------------------------------------------------
+
+
+def begun(write: bool, when: str) -> tuple[Station, Trip, ByHand, Clock]:
+    """Returns a trip, before its thread has begun, or while it runs, or when it is done and not polled."""
+    shelf, hand, clock = Shelf(), ByHand(), Clock()
+    at = station(shelf, clock=clock)
+    one = parked(at)
+    manifest = None if write else written(at, one)
+    at.below._workers.executor = hand
+    trip = at.below.write(one) if write else at.below.read(manifest)
+    at.mem.poll()
+    assert len(hand.jobs) == 1
+    if when != "queued":
+        assert hand.jobs[0].begin()
+    if when == "done":
+        hand.jobs[0].finish()
+    return at, trip, hand, clock
+
+
+def late(at: Station, trip: Trip, clock: Clock) -> None:
+    clock.advance(31)
+
+
+def cancelled(at: Station, trip: Trip, clock: Clock) -> None:
+    trip.cancel()
+
+
+@pytest.mark.parametrize("end", [late, cancelled])
+@pytest.mark.parametrize("when", ["queued", "runs", "done"])
+@pytest.mark.parametrize("write", [True, False])
+def test_a_trip_ends_at_any_moment(write: bool, when: str, end: Callable[..., None]) -> None:
+    """Its records are pinned until the thread is done with them, and free then."""
+    at, trip, hand, clock = begun(write, when)
+    (one, *_) = list(at.below.parked._of)
+    end(at, trip, clock)
+    at.mem.poll()
+    assert trip.done and trip.why == end.__name__ and trip.manifest is None and trip.parked is None
+    at.mem.audit().raise_if_leaking()
+    assert len(at.below.parked) == (1 if when == "done" else 2), "the thread has the records still"
+    if when == "queued":
+        hand.jobs[0].begin()
+    if when != "done":
+        hand.jobs[0].finish()
+    at.mem.poll()
+    assert list(at.below.parked._of) == [one] and at.below._trips.idle
+    trip.cancel("again")
+    assert trip.why == end.__name__
+    at.resume([one])
+    at.finish()
+    assert all(each.cache.pool.claimed == 0 for each in at.below.host.sets)
+
+
+@pytest.mark.parametrize("how", ["clear", "recover"])
+@pytest.mark.parametrize("write", [True, False])
+def test_trips_are_lost_when_host_memory_is_emptied(how: str, write: bool) -> None:
+    at, trip, hand, _ = begun(write, "queued")
+    at.below.clear() if how == "clear" else at.mem.recover(keep=False)
+    at.text.clear()
+    assert trip.done and trip.why == "lost in recover() or clear()" and at.below._trips.idle
+    job(hand)  # its thread comes late: it does no work
+    at.mem.poll()
+    assert trip.parked is None and trip.manifest is None
+    at.finish()

@@ -125,6 +125,8 @@ class Trips:
 def _put(store: Store, records: Records, digests: bool, trip: Trip) -> dict[str, list[Recorded]]:
     """Writes records that the store does not have. Runs in a thread.
 
+    What it has written stays there if it fails: an earlier write of the request may have a manifest that names it.
+
     Returns:
         Kind -> its records in order, with digests if asked for.
 
@@ -139,10 +141,7 @@ def _put(store: Store, records: Records, digests: bool, trip: Trip) -> dict[str,
             there = answered(store.exists([form.name(entry.key) for entry in part]), len(part))
             outcomes, why = write(store, of.cache, [entry for entry, has in zip(part, there, strict=True) if not has])
             if trip.done or set(outcomes) - {Outcome.DONE}:
-                store.discard([form.name(entry.key) for of_kind in records for entry in part if entry.once])
-                raise (
-                    InterruptedError("ended") if trip.done else OSError(f"storage took a part only: {why or 'refused'}")
-                )
+                raise OSError(f"storage took a part only: {why or 'refused'}")
             for entry in part:
                 buffer = of.cache.pool.buffer(entry.record)
                 if digests:

@@ -388,3 +388,20 @@ def test_trips_are_lost_when_host_memory_is_emptied(how: str, write: bool) -> No
     at.mem.poll()
     assert trip.parked is None and trip.manifest is None
     at.finish()
+
+
+def test_a_write_that_ends_early_leaves_what_an_earlier_manifest_names() -> None:
+    here, there = station(shelf := Shelf()), station(shelf)
+    one = parked(here, known=False)
+    manifest = written(here, one)
+    here.below._workers.executor = hand = ByHand()
+    trip = here.below.write(one)
+    here.mem.poll()
+    trip.cancel()
+    job(hand)
+    over(here.mem, trip)
+    assert trip.why == "cancelled"
+    here.mem.drop([one])
+    here.text.clear()
+    there.resume([arrive(there, manifest, TEXT[:11])])
+    there.finish()

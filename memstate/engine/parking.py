@@ -47,8 +47,8 @@ class Parking(Verbs):
         if self._tiers.settings.int8:
             raise ConfigurationError("park with Tiers(int8=): a parked state must be exact, and these records are not")
         handles = sequence("rows or sessions", handles, "park([row])")
-        named = sequence("sequences of tokens", tokens or [None] * len(handles), "tokens=[[1, 2, 3]]")
-        users = sequence("bytes", user or [b""] * len(handles), 'user=[b""]')
+        named = sequence("sequences of tokens", [None] * len(handles) if tokens is None else tokens, "tokens=[[1, 2]]")
+        users = sequence("bytes", [b""] * len(handles) if user is None else user, 'user=[b""]')
         if not len(handles) == len(named) == len(users) or not all(isinstance(one, bytes) for one in users):
             raise InvalidArgument(f"{len(handles)} handles, {tokens=}, user={shown(user)}: expected one for each")
         sessions = [handle for handle in handles if isinstance(handle, Session)]

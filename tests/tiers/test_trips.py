@@ -221,6 +221,16 @@ def test_another_model_layout_or_page_size_is_refused(other: dict[str, Any]) -> 
     refused(there, ms.InvalidArgument, "of another model, layout, page size, rank", lambda: there.tiers.read(manifest))
 
 
+@pytest.mark.parametrize(
+    "wrong", [0, "", [], {}, torch.zeros(1, 2), [b"", b""]], ids=lambda value: type(value).__name__
+)
+def test_park_wants_tokens_and_bytes_for_each_handle(wrong: Any) -> None:
+    here = station(Shelf())
+    rows = here.start(TEXT[:5])
+    refused(here.mem, ms.InvalidArgument, "expected", lambda: here.mem.park(rows, wrong))
+    refused(here.mem, ms.InvalidArgument, "expected", lambda: here.mem.park(rows, user=wrong))
+
+
 def test_handles_of_others_and_managers_without_storage_are_refused() -> None:
     here, there, bare = station(shelf := Shelf()), station(shelf), Station()
     one = parked(here)

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from torch import Tensor
 
 from memstate import logs
-from memstate.checks import NotCopied
+from memstate.checks import NotCopied, shown
 from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument, OutOfRecords
 from memstate.kernels.dispatch import on
 from memstate.prefix import Match, PrefixCache
@@ -29,18 +29,18 @@ from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.tier import Hit, HostTier, RecordSet
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tiers.parcel import LONGEST_KEY, unpack
+from memstate.tiers.parcel import LONGEST_KEY, MOST_BYTES, digest_of, unpack
 from memstate.tiers.prefetch.agreement import Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
-from memstate.tiers.records import RecordFormat
+from memstate.tiers.records import DIGEST_BYTES, RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import pages_in_proportion, staged_pages
 from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
 from memstate.tiers.travel import Trip, Trips
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
-from memstate.tokens import BYTES, SaltedTokens, Tokens, encode
+from memstate.tokens import BYTES, NUMBER, SaltedTokens, Tokens, encode
 
 LOG = logs.logger("tiers")
 SECOND_HIT = 2  # "selective" saves a state at this number of its uses
@@ -105,7 +105,9 @@ class TierManager(NotCopied, Shown):
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
                 ranks, self._workers, settings.clock, self._keep_agreed,
             )  # fmt: skip
-        self._trips = Trips(self.parked, mark, settings.store or NoStore(), self._workers, settings.clock)
+        # Rows with memory of another layout are refused by this, before any record is read.
+        self._mark = digest_of(b"".join(records.form.fingerprint for records in self._caches))
+        self._trips = Trips(self.parked, self._mark, settings.store or NoStore(), self._workers, settings.clock)
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
         self._stream = commands.registers.allocator.stream
@@ -448,16 +450,24 @@ class TierManager(NotCopied, Shown):
 
         Raises:
             StaleHandle: The request went on, was dropped, or was lost; nothing changed.
-            InvalidArgument: Tokens or the key are not valid, or the tokens known before do not come first.
+            InvalidArgument: An argument is not valid, the tokens known before do not come first, or the manifest would
+                be beyond 16 MiB.
             ConfigurationError: There is no storage.
 
         Syncs: no.
         """
-        self._require_store(key)
-        self.parked.require([parked])
+        self._require_store(key, seconds)
+        if not isinstance(parked, Parked):
+            raise InvalidArgument(f"{shown(parked)} is no parked request: park() returns them")
+        pages = self.parked.pages(parked)
         prompt = parked.prompt if tokens is None else parked.prompt._replace(key=encode(tokens))
         if prompt.key[: len(parked.prompt.key)] != parked.prompt.key:
             raise InvalidArgument(f"the {parked.prompt.tokens} tokens that are known do not come first in those given")
+        most = 2**10 + 2 * DIGEST_BYTES * len(pages) + NUMBER * prompt.tokens + len(parked.user)
+        if most > MOST_BYTES:
+            raise InvalidArgument(
+                f"a manifest of {prompt.tokens} tokens and {len(parked.user)} bytes: {MOST_BYTES} at most"
+            )
         return self._trips.write(parked, prompt, seconds, key)
 
     def read(self, manifest: bytes, salt: Hashable = None, *, key: bytes = b"", seconds: float = 30.0) -> Trip:
@@ -474,26 +484,28 @@ class TierManager(NotCopied, Shown):
 
         Raises:
             InvalidArgument: The manifest is damaged, sealed with another key, or of another model, layout, page size,
-                rank or salt; nothing changed.
+                rank or salt, or an argument is not valid; nothing changed.
             OutOfRecords: Back-pressure: host memory has too little room; nothing changed.
             ConfigurationError: There is no storage.
 
         Syncs: no.
         """
-        self._require_store(key)
-        parked, listed = unpack(manifest, self.keys.fingerprint, salt, key)
+        self._require_store(key, seconds)
+        parked, listed = unpack(manifest, self._mark, salt, key)
         with self._guard.changing("read"):
             try:
                 return self._trips.read(parked, listed, seconds, key)
             except (InvalidArgument, OutOfRecords) as error:
                 raise self._guard.orderly(error) from None
 
-    def _require_store(self, key: bytes) -> None:
+    def _require_store(self, key: bytes, seconds: float) -> None:
         self._guard.require_whole()
         if self.settings.store is None or self._closed:
-            raise ConfigurationError("there is no storage: Tiers(store=FileStore(path)) names one")
+            raise ConfigurationError("there is no storage, or it is closed: Tiers(store=FileStore(path)) names one")
         if not isinstance(key, bytes) or len(key) > LONGEST_KEY:
-            raise InvalidArgument(f"a key of {len(key)} bytes: expected bytes, at most {LONGEST_KEY}")
+            raise InvalidArgument(f"key= of {type(key).__name__}: expected at most {LONGEST_KEY} bytes")
+        if not isinstance(seconds, int | float) or not seconds >= 0:
+            raise InvalidArgument(f"seconds={shown(seconds)}: expected seconds from 0 on")
 
     def flush(self) -> None:
         """Copies every cached state to host memory and, if there is storage, to storage.
@@ -651,7 +663,8 @@ class TierManager(NotCopied, Shown):
             self._require_in_order("close")
             if len(self.parked):
                 raise InvalidArgument(
-                    f"close: {len(self.parked)} requests are parked: let them go on with Request(resume=), or drop them"
+                    f"close: {len(self.parked)} requests are parked or on their way: let them go on with "
+                    "Request(resume=), drop them, and poll() until trips are done"
                 )
             self.flush()
             self.clear()

@@ -49,12 +49,13 @@ def pack(fingerprint: bytes, parked: Parked, records: Mapping[str, Sequence[Reco
     """Returns the manifest of a parked request.
 
     Args:
-        fingerprint: Stands for model, layout and rank.
+        fingerprint: Stands for model, layouts and rank.
         parked: The handle.
         records: Kind -> its records in order.
         shared: The key that writer and readers share; empty for none.
     """
-    listed, prompt, kind = [records.get(kind, ()) for kind in KINDS], parked.prompt, (parked.prompt.kind or "").encode()
+    listed, prompt = [records.get(kind, ()) for kind in KINDS], parked.prompt
+    kind = (prompt.kind or "").encode(errors="replace")  # any text is a kind, also half of a pair of surrogates
     head = _HEAD.pack(
         MAGIC, fingerprint, digest_of(encode(prompt.salt)), parked.length, parked.pending, *map(len, listed),
         prompt.tokens, len(kind), len(parked.user),
@@ -79,6 +80,8 @@ def unpack(
         InvalidArgument: The bytes are no manifest, are damaged, or are sealed with another key; or the request is of
             another model, layout, page size, rank or salt.
     """
+    if not isinstance(manifest, bytes | bytearray | memoryview):
+        raise InvalidArgument(f"a manifest of {type(manifest).__name__}: expected the bytes that a write has made")
     body, seal = bytes(manifest[:-DIGEST_BYTES]), bytes(manifest[-DIGEST_BYTES:])
     if not _HEAD.size <= len(body) < MOST_BYTES or not compare_digest(digest_of(body, shared), seal):
         raise InvalidArgument(f"{len(manifest)} bytes are no manifest, are damaged, or are sealed with another key=")

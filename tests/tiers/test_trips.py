@@ -13,7 +13,7 @@ from memstate.tiers import parcel
 from memstate.tiers.stores.file import FileStore
 from memstate.tiers.travel import Trip
 from tests.support.build import on
-from tests.support.parked import OTHER, TEXT, Station, refused, whole
+from tests.support.parked import FILLED, OTHER, ROWS, TEXT, Station, refused, tailed, whole
 from tests.support.planes import LAYOUT
 from tests.support.tiered_small import CPU, PAGE
 from tests.support.virtual import AtOnce, ByHand, Clock, MemoryStore
@@ -101,6 +101,22 @@ def test_a_request_goes_on_in_another_manager(store: FileStore, salt: Any, key: 
         at.finish()
 
 
+@pytest.mark.parametrize("key", [b"", b"key"])
+def test_any_ids_and_kinds_travel(key: bytes) -> None:
+    """Also tokens that are told only when the request is written. Half of a pair of surrogates is a kind."""
+    here, there = station(shelf := Shelf()), station(shelf)
+    one = parked(here, WIDE[:6], kind="\ud800")
+    came = arrive(there, written(here, one, tokens=WIDE, key=key), WIDE[:6], key=key)
+    assert (came.length, came.prompt.key, came.prompt.kind) == (6, ms.tokens.encode(WIDE), "?")
+    refused(
+        there.mem, ms.InvalidArgument, "come first", lambda: there.mem.admit([ms.Request(0, tokens=OTHER, resume=came)])
+    )
+    there.scribble()
+    (row,) = there.resume([came], tokens=[*WIDE, 5])
+    there.step([row], 3)
+    there.finish()
+
+
 def test_a_request_without_tokens_travels_without_records() -> None:
     here, there = station(shelf := Shelf()), station(shelf)
     (row,) = here.admit(TEXT[:5])
@@ -121,6 +137,35 @@ def test_a_manifest_can_be_read_twice() -> None:
     there.scribble()
     there.resume(both[1:])
     there.finish()
+
+
+@pytest.mark.parametrize(("rows", "steps", "pending"), [(ROWS, [3, 1], 1), (ROWS, [4], 0), (FILLED, [4], 0)])
+def test_memory_of_rows_travels(rows: ms.StateLayout, steps: list[int], pending: int) -> None:
+    """To managers whose rows have such memory. Others refuse it, and leave the records where they are."""
+    shelf = Shelf()
+    tail = 2 if rows is ROWS else 0
+    tiers = lambda: ms.Tiers("toy", host_slots=4, write="back", ahead=0, store=shelf, executor=AtOnce())  # noqa: E731
+    make = lambda **more: tailed(**{"tiers": tiers(), "tracking": ms.Redirect(PAGE)} | more)  # noqa: E731
+    here, there = (make(rows=rows, tail=tail) for _ in range(2))
+    (row,) = here.admit([ms.Request(0, 40)])
+    for n, defer in zip(steps, [None, 4], strict=False):
+        here.settle(here.plan([row], n) if defer is None else here.plan([row], n, defer=defer))
+    for plane in here.planes.rows.values():
+        plane[:, row.index] = 31
+    here.submit()
+    (one,) = here.park([row])
+    manifest = over(here, here.tiers.write(one)).manifest
+    before = dict(shelf.records)
+    for other in (make(rows=None, tail=0), make(rows=None), make(rows=FILLED if rows is ROWS else ROWS)):
+        refused(other, ms.InvalidArgument, "of another model, layout", lambda other=other: other.tiers.read(manifest))
+    assert shelf.records == before and not shelf.asked("discard")
+    trip = over(there, there.tiers.read(manifest))
+    (row,) = there.admit([ms.Request(0, 40, resume=trip.parked)])
+    there.submit()
+    assert (there.info(row).length, trip.parked.pending) == (4, pending)
+    if pending or rows is FILLED:
+        assert all((plane[:, row.index] == 31).all() for plane in there.planes.rows.values())
+    there.audit().raise_if_leaking()
 
 
 # -- what is sent ----------------------------------------------------------------------------------
@@ -152,6 +197,19 @@ def test_a_manifest_is_small(n: int, key: bytes) -> None:
     here = station(Shelf())
     manifest = written(here, parked(here, TEXT[:n]), key=key)
     assert len(manifest) <= 2**10 + 8 * n + 65 * -(-n // PAGE)
+
+
+def test_a_manifest_that_nobody_would_read_is_not_written() -> None:
+    """The limit is 16 MiB. Nothing is sent, and the request stays."""
+    here, there = station(shelf := Shelf()), station(shelf)
+    rows = here.start(TEXT[:5], OTHER[:5])
+    large, fits = here.mem.park(rows, user=[bytes(2**24), bytes(2**24 - 2**11)])
+    here.text.clear()
+    refused(here.mem, ms.InvalidArgument, "16777216 at most", lambda: here.below.write(large))
+    tokens = [*TEXT[:5], *[0] * 2**21]
+    refused(here.mem, ms.InvalidArgument, "16777216 at most", lambda: here.below.write(large, tokens))
+    assert not shelf.calls
+    assert arrive(there, written(here, fits), OTHER[:5]).user == fits.user
 
 
 # -- refused ---------------------------------------------------------------------------------------
@@ -219,6 +277,33 @@ def test_another_model_layout_or_page_size_is_refused(other: dict[str, Any]) -> 
     (one,) = here.park([row])
     manifest = over(here, here.tiers.write(one)).manifest
     refused(there, ms.InvalidArgument, "of another model, layout, page size, rank", lambda: there.tiers.read(manifest))
+
+
+@pytest.mark.parametrize(
+    ("says", "call"),
+    [
+        ("manifest of NoneType", lambda below, one: below.read(None)),
+        ("manifest of str", lambda below, one: below.read("manifest")),
+        ("manifest of list", lambda below, one: below.read([1, 2])),
+        ("key= of str", lambda below, one: below.read(b"", key="k")),
+        ("key= of NoneType", lambda below, one: below.write(one, key=None)),
+        ("at most 64 bytes", lambda below, one: below.write(one, key=bytes(65))),
+        ("seconds=None", lambda below, one: below.read(b"", seconds=None)),
+        ("seconds=nan", lambda below, one: below.read(b"", seconds=float("nan"))),
+        ("seconds=-1", lambda below, one: below.write(one, seconds=-1)),
+        ("seconds='3'", lambda below, one: below.write(one, seconds="3")),
+        ("no parked request", lambda below, one: below.write("request")),
+        ("no parked request", lambda below, one: below.write([one])),
+        ("come first", lambda below, one: below.write(one, TEXT[:3])),
+        ("come first", lambda below, one: below.write(one, OTHER)),
+        ("whole numbers", lambda below, one: below.write(one, [1.5])),
+    ],
+)
+def test_wrong_arguments_are_refused_and_change_nothing(says: str, call: Callable[..., object]) -> None:
+    here = station(Shelf())
+    one = parked(here)
+    refused(here.mem, ms.InvalidArgument, says, lambda: call(here.below, one))
+    written(here, one)
 
 
 @pytest.mark.parametrize(
@@ -385,6 +470,43 @@ def test_a_trip_ends_at_any_moment(write: bool, when: str, end: Callable[..., No
     at.resume([one])
     at.finish()
     assert all(each.cache.pool.claimed == 0 for each in at.below.host.sets)
+
+
+@pytest.mark.parametrize("how", ["resume", "drop"])
+@pytest.mark.parametrize("when", ["before", "queued", "runs", "done"])
+def test_a_request_goes_on_or_ends_while_it_is_written(how: str, when: str) -> None:
+    """Before its bytes have arrived, the trip fails. Later it succeeds, with the bytes of that moment."""
+    if when == "before":
+        at = station(Shelf(), host_pages=1)
+        (row,) = at.start(TEXT[:11])
+        (one,) = at.park(row)
+        trip, hand = at.below.write(one), ByHand()
+        at.mem.poll()
+        assert not trip.done and trip.job is None
+    else:
+        at, trip, hand, _ = begun(True, when)
+        one = trip.of
+    if how == "resume":
+        (row,) = at.resume([one])
+        at.step([row], 2)
+    else:
+        at.mem.drop([one])
+        del at.text[one]
+    if when in {"queued", "runs"}:
+        with pytest.raises(ms.InvalidArgument, match="on their way"):
+            at.mem.close()
+    for each in hand.jobs if when in {"queued", "runs"} else ():
+        each.begun = when == "runs" or each.begin()
+        each.finish()
+    at.below._workers.executor = AtOnce()
+    over(at.mem, trip)
+    assert (trip.manifest is not None) == (when != "before") and ("went on or was dropped" in trip.why) == (
+        when == "before"
+    )
+    if trip.manifest:
+        at.scribble()
+        at.resume([arrive(at, trip.manifest, TEXT[:11])])
+    at.finish()
 
 
 @pytest.mark.parametrize("how", ["clear", "recover"])

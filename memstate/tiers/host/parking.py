@@ -273,13 +273,14 @@ class ParkedRequests:
             OutOfRecords: Back-pressure; nothing changed.
         """
         host, size, length = self._host, self._keys.page_tokens, parked.length
-        rows = min(given.get("row", 0), host.of_rows is not None)
         needs = {
             "state": int(length > 0),
             "kv": -(-length // size) * host.keeps_kv,
-            "row": max(rows, parked.pending > 0),
+            "row": int(given.get("row", 0) > 0 or parked.pending > 0),
         }
-        if any(n != needs.get(kind, 0) for kind, n in (needs | given).items()):
+        if needs["row"] > (host.of_rows is not None) or any(
+            n != needs.get(kind, 0) for kind, n in (needs | given).items()
+        ):
             raise InvalidArgument(f"a parked request of {length} tokens with records {given}: it needs {needs}")
         for of in host.sets:
             if (n := needs[of.cache.form.kind]) > (room := of.cache.pool.free + of.cache.evictable):

@@ -95,8 +95,8 @@ def test_a_closed_server_tells_its_streams_and_takes_no_more() -> None:
     assert not at.server.busy
 
 
-@pytest.mark.parametrize(("place", "lost"), [("start", 0), ("due", 2), ("end", 1)])
-def test_an_interrupted_manager_is_recovered_and_what_waits_is_served(place: str, lost: int) -> None:
+@pytest.mark.parametrize(("part", "place", "lost"), [("marks", "start", 0), ("mirror", "plan", 2), ("marks", "end", 1)])
+def test_an_interrupted_manager_is_recovered_and_what_waits_is_served(part: str, place: str, lost: int) -> None:
     """An exception ends a call of the manager in its middle; `lost` requests fail with it."""
     at = Judged(max_requests=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +105,7 @@ def test_an_interrupted_manager_is_recovered_and_what_waits_is_served(place: str
             patch.undo()
             raise MemoryError
 
-        patch.setattr(at.mem._parts.marks, place, tears)
+        patch.setattr(getattr(at.mem._parts, part), place, tears)
         for number, text in enumerate(TEXTS):
             at.ask(number, text=text, to=ignore)
         with at.driven():

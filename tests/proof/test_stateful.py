@@ -99,8 +99,8 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
 
         monkeypatch.setattr(of, name, counted)
     errors: Counter[str] = Counter()
-    kinds: tuple[dict[str, Any], ...] = ({"tiered": True}, {"kv": "keys"}, {}, {}, {})
-    for seed, kind in zip(range(SEED, SEED + 200), cycle(kinds), strict=False):
+    kinds: tuple[dict[str, Any], ...] = ({"tiered": True}, {"tiered": True}, {"kv": "keys"}, {}, {})
+    for seed, kind in zip(range(SEED, SEED + 600), cycle(kinds), strict=False):
         errors += run(Program.random(seed, 30, **kind), Backend("reference")).errors
         if set(used) == public and len(errors) == len(ERRORS):
             break

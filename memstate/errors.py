@@ -103,7 +103,7 @@ class OutOfRecords(MemstateError):
 
     def __init__(self, requested: int, free: int, records: int, kind: str) -> None:
         self.requested, self.free, self.records, self.kind = requested, free, records, kind
-        hint = _never(requested > records, f"there are {records}", "park fewer requests, or poll and try again")
+        hint = _never(requested > records, f"there are {records}", "poll and try again, or let parked requests go on")
         super().__init__(f"{requested} {kind} records requested, room for {free} of {records}: {hint}")
 
 

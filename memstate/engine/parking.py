@@ -50,7 +50,7 @@ class Parking(Verbs):
         named = sequence("sequences of tokens", [None] * len(handles) if tokens is None else tokens, "tokens=[[1, 2]]")
         users = sequence("bytes", [b""] * len(handles) if user is None else user, 'user=[b""]')
         if not len(handles) == len(named) == len(users) or not all(isinstance(one, bytes) for one in users):
-            raise InvalidArgument(f"{len(handles)} handles, {tokens=}, user={shown(user)}: expected one for each")
+            raise InvalidArgument(f"tokens={shown(tokens)}, user={shown(user)}: expected one for each, user in bytes")
         sessions = [handle for handle in handles if isinstance(handle, Session)]
         rows = [handle for handle in handles if not isinstance(handle, Session)]
         numbers = dict(zip(rows, self._table.indices(rows), strict=True))

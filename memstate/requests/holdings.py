@@ -294,7 +294,7 @@ class Holdings:
         """
         for state in states:
             if not isinstance(state, Snapshot) or type(state.register) is not int:
-                raise InvalidArgument(f"{state!r} is no snapshot: use the handles that publish() and end() returned")
+                raise InvalidArgument(f"{state!r} is no snapshot: use the handles of publish(), end() and park()")
             if not self.has(state):
                 inside = self._file.first_holder <= state.register < self._file.count
                 now = self.generation[state.register] if inside else 0

@@ -166,4 +166,4 @@ def _get(store: Store, records: Records, listed: Mapping[str, Sequence[Recorded]
                 if one.digest and digest_of(pool.buffer(entry.record)) != one.digest:
                     raise OSError(f"record {form.name(one.key)} has other bytes than its manifest says")
             if found.flaw:
-                raise OSError(f"record {form.name(pieces[found.arrived].key)} is {found.flaw} {found.why}")
+                raise OSError(f"record {form.name(pieces[found.arrived].key)} is {found.flaw} {found.why}".strip())

@@ -48,7 +48,7 @@ NAMED: list[tuple[type[Exception], str, Callable[[Refusing], object]]] = [
     (ms.InvalidArgument, "keep no state", lambda w: w.mem.park([w.row, w.bare])),
     (ms.InvalidArgument, "has a turn running", lambda w: w.mem.park([w.row, w.busy])),
     (ms.InvalidArgument, "expected one for each", lambda w: w.mem.park([w.row], [None, None])),
-    (ms.InvalidArgument, "expected one for each", lambda w: w.mem.park([w.row], user=["text"])),
+    (ms.InvalidArgument, "one for each, user in bytes", lambda w: w.mem.park([w.row], user=["text"])),
     (ms.InvalidArgument, "a session knows its tokens", lambda w: w.mem.park([w.idle], [TEXT])),
     (ms.InvalidArgument, "tokens", lambda w: w.mem.park([w.row], [OTHER])),
     (ms.InvalidArgument, "rows or sessions", lambda w: w.mem.park(w.row)),

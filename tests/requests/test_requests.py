@@ -132,7 +132,7 @@ SHORT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         f"wants: {wants!r}": ("'last': snapshot_at=.*: expected lengths in tokens", {}, {"snapshot_at": wants})
         for wants in ([-4], [4.0], [2**31], "8", np.array([4, -6]), np.array([[4], [8]]))
     },
-    "a snapshot": ("^3 is no snapshot", {}, {"resume": 3}),
+    "a snapshot": ("^3 is no snapshot: use the handles of .* park", {}, {"resume": 3}),
     "a snapshot of this manager": ("^snapshot in register 1000000", {}, {"resume": ms.Snapshot(10**6, 1, 4, ())}),
     "a snapshot that was published": ("^snapshot in register 13", {}, {"resume": ms.Snapshot(13, 1, 4, ())}),
 }

@@ -109,7 +109,7 @@ class CommandBuffer:
         self._waits: tuple[int, int] | None = None
 
     def before_packet(self, call: Callable[[], None]) -> None:
-        """Sets a method that is called before each packet, and in a `submit` that has no packet to send.
+        """Sets a method that is called before each packet and each action in the queue, and in a `submit` without both.
 
         Args:
             call: a bound method. The command buffer keeps a weak reference to it.
@@ -507,8 +507,8 @@ class CommandBuffer:
         while len(self.queue) > left:
             entry = self._sending = self.queue[0]
             del self.queue[0]
+            self._prepare()
             if isinstance(entry, Packet):
-                self._prepare()
                 self._send_prepared(entry)
             else:
                 entry.run()

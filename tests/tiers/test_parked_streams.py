@@ -175,3 +175,20 @@ def test_a_load_is_waited_for_by_the_step_that_uses_it(cuda: FakeCuda) -> None:
     assert len(loads) == 2 and at.main not in cuda.waits
     at.mem.plan([row], 1)
     assert all(cuda.given("plan")[-1].behind(load) for load in loads)
+
+
+def test_a_park_waits_for_what_the_same_open_step_loads(cuda: FakeCuda) -> None:
+    """Behind an open step, no packet is sent between the load of a request that goes on and its next park."""
+    at = Lagging(cuda, staging=4)
+    row, leaving = at.start(TEXT[:9], OTHER[:7])
+    parked = at.mem.park([row])
+    at.land()
+
+    def between(step: ms.Step) -> None:
+        at.park(leaving)  # from now on, all changes wait for the forward
+        at.mem.park(at.mem.admit([ms.Request("again", resume=parked[0])]))
+
+    at.step([leaving], 1, between)
+    *loads, state, kv = cuda.given("unpack_slots", "pack_slots")[-4:]
+    assert [load.what for load in loads] == ["unpack_slots"] * 2
+    assert state.behind(loads[0]) and kv.behind(loads[1])

@@ -188,7 +188,7 @@ class Below(Prefetches):
         self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
 
     def prepare(self) -> None:
-        """Notes that a packet will be sent. On the device, the packet runs after all loads."""
+        """Notes that a packet will be sent, or a callback runs. On the device, it runs after all loads."""
         for load in self.loads:
             load.awaited = True
 

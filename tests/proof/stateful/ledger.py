@@ -352,10 +352,10 @@ class Ledger:
 
     def carry_out(self, entry: "Packet | Later") -> None:
         """Carries out one packet in the order of its phases, or runs a callback."""
+        self.before_packet()
         if isinstance(entry, Later):
             entry.run()
             return
-        self.before_packet()
         self.packets += bool(entry.ops)
         self.moving += any(op.phase == DATA for op in entry.ops)
         for op in sorted(entry.ops, key=lambda op: op.phase):

@@ -159,7 +159,7 @@ class Cache(Ledger):
         self.figures: Counter[str] = before.get("figures", Counter())
         self.figures["evicted_states"] += len(before.get("stated", ()))
         self.entries: list[Entry] = []
-        self.stated: list[Entry] = []  # entries with a state, unordered
+        self.stated: list[Entry] = []  # entries with a state, in the order in which they got it
         self.leases: list[Lease] = []
         self.time = 0
         self._attached: list[tuple[int, int]] = []  # (holder, register) of moves that are recorded together
@@ -556,6 +556,7 @@ class Cache(Ledger):
         for entry in self.entries:
             entry.used, entry.last = ranks(entry)
             self.time = max(self.time, entry.used, entry.last)
+        self.stated.sort(key=lambda entry: entry.last)
 
     # Turns of sessions
 

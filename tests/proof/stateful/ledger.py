@@ -116,7 +116,7 @@ class Row:
     taste: int = 0
     lease: "Lease | None" = None
     talk: "Talk | None" = None
-    tail: Text = EMPTY  # tokens that are in the memory of the row
+    tail: Text = EMPTY  # tokens that are in the memory of the row after all planned steps
 
     @property
     def live(self) -> int:

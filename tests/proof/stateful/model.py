@@ -57,7 +57,7 @@ class Entry:
 
     before, after: lengths of the row. read, write, snapshot: slots. accepted: tokens of the step that the device counts
     as real. counted: whether `row` includes them. more: number of accepted drafts of the step before, as long as the
-    host does not know it.
+    host does not know it. memory: what the memory of the row has before the step.
     """
 
     row: Row | None = None
@@ -72,6 +72,7 @@ class Entry:
     accepted: int = 0
     counted: bool = False
     more: int = 0
+    memory: Text = ()
 
     @property
     def certain(self) -> int:
@@ -520,6 +521,8 @@ class Model(Cache):
             self.copied += copied
         self._go_on(row, after)
         row.text = (*row.text[: entry.before], *entry.tokens[: entry.certain])
+        if s.tails:
+            entry.memory, row.tail = row.tail, (*row.tail, *entry.tokens)
 
     def _go_on(self, row: Row, after: int) -> None:
         self.label[row.live] = after
@@ -569,8 +572,8 @@ class Model(Cache):
 
         for entry in step.entries if self.settings.tails else ():
             if row := entry.row:
-                assert self.tails[row.number] == row.tail, f"row {row.number} finds the memory of another"
-                row.tail = self.tails[row.number] = (*row.tail, *entry.tokens)
+                assert self.tails[row.number] == entry.memory, f"row {row.number} finds the memory of another"
+                self.tails[row.number] = (*entry.memory, *entry.tokens)
                 if self.settings.tail:
                     self._keep_in_tail(entry)
 
@@ -920,7 +923,7 @@ class Model(Cache):
             row.coming = [(at, kind) for at, kind in start.wants if at > start.length]
             row.floor = row.tracked = row.confirmed = start.length
             row.until = len(start.prompt or ())
-            if start.prompt and (start.match or start.talk):
+            if start.prompt and (start.match or start.talk or start.parked):
                 row.longest = len(start.prompt)
             if (start.match or start.parked) and start.prompt:
                 row.tracked = max(row.tracked, len(start.prompt))
@@ -957,7 +960,7 @@ class Model(Cache):
         elif start.moved and not start.reads:
             row.text = start.moved[0].text
         elif start.parked:
-            row.text = start.parked.text
+            row.text, row.tail = start.parked.text, start.parked.memory
         if row.prompt and length:
             assert row.text == row.prompt[:length], "another prefix"
         if not origin or start.taken:

@@ -620,7 +620,7 @@ class Operations(Machine):
         """Runs the forward of a step after its plan."""
         entries, record = flight.planned.entries, flight.step.record
         texts = [entry.row.text[: entry.before] if entry.row else () for entry in entries]
-        tails = [entry.row.tail if entry.row else () for entry in entries]
+        tails = [entry.memory for entry in entries]
         self._run(record, texts, flight.tokens, tails)
         self._ran(flight)
 
@@ -945,7 +945,8 @@ class Operations(Machine):
         text, known = model.text_of(row), (rest if told else row.given)
         salt = row.lease.salt if row.lease else None
         pages = row.pages[: model.pages_for(len(text))]
-        return Away(text, row.pending, known, rest, salt, row.source or row.live, row.number, pages, row.taste)
+        memory = row.tail if text else ()
+        return Away(text, row.pending, known, rest, salt, row.source or row.live, row.number, pages, row.taste, memory)
 
     def _talk_away(self, talk: Talk) -> Away:
         one = talk.kept[0]

@@ -19,7 +19,7 @@ class Away:
     """A parked request.
 
     text: its computed tokens. known: the tokens that memstate knows. rest: the text, then the rest of the prompt.
-    register, row: where its state and its memory were; row 0 for a session. pages: for each KV page its id while it is
+    register, row: where its state and its memory were; row 0 for a session. memory: what its memory has. pages: for each KV page its id while it is
     on the device, else 0. keys: of whole pages with known tokens. items: (shelf, place, record). state, tail, ring, kv:
     bytes that its own records have.
     """
@@ -33,6 +33,7 @@ class Away:
     row: int
     pages: list[int]
     taste: int = 0
+    memory: Text = ()
     keys: Sequence[Key] = ()
     items: list[tuple[Shelf, int, Item]] = field(default_factory=list)
     state: dict[str, State] = field(default_factory=dict)
@@ -166,8 +167,7 @@ class Parking:
                 if shelf is below.pages:
                     below.kv[row.pages[at]] = below.of_page(item.key[1]) if item.once is None else list(one.kv[at])
                 elif shelf is below.rows:
-                    assert one.tail is not None
-                    row.tail = model.tails[row.number] = one.tail
+                    model.tails[row.number] = one.tail
                     model.rings[row.number] = one.ring
                 else:
                     for part, contents in model.content.items():

@@ -1101,7 +1101,7 @@ class Operations(Machine):
             slots = self.attempt(set(), lambda: self.mem.device.read_slots(rows))
             if slots is REFUSED:
                 return
-            model.then(Later(lambda: [self._put(*one) for one in late] and None))
+            model.then(Later(lambda: [self._hold_text(*one) for one in late] and None))
             if self.memory.device.type == "cuda":  # in the model, copies have no duration
                 torch.cuda.synchronize()
             assert slots.ready == (model.waits is None)
@@ -1123,9 +1123,13 @@ class Operations(Machine):
             told = [model.slot[tenant.live] for tenant in tenants]
             self._same("slots of an arrival", slots.wait().tolist(), told)
             for tenant, text in zip(tenants, texts, strict=True):
-                self._put(tenant, text)
+                self.memory.put(model.slot[tenant.live], text)
+                self._hold_text(tenant, text)
+        elif not faults:  # written as soon as their slots are known
+            known = slots.begin
+            slots.begin = lambda ids: [known(ids), *map(self.memory.put, ids.tolist(), texts)] and None
         if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
-            late += [] if slots.ready else zip(tenants, texts, strict=True)  # written once their slots are known
+            late += [] if slots.ready else zip(tenants, texts, strict=True)
             model.arrive(tenants, texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
@@ -1133,12 +1137,10 @@ class Operations(Machine):
                 for tenant in tenants:
                     self.lower.kv.write(tenant, tenant.text, 0)
 
-    def _put(self, tenant: Row, text: Text) -> None:
-        """Writes the state of a text to the live slot of a row, on both sides."""
-        slot = self.model.slot[tenant.live]
-        self.memory.put(slot, text)
+    def _hold_text(self, tenant: Row, text: Text) -> None:
+        """Notes in the model that the live slot of a row has the state of a text."""
         for contents in self.model.content.values():
-            contents[slot] = text
+            contents[self.model.slot[tenant.live]] = text
 
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.length(tenant) or tenant.source or tenant.unsettled or tenant.finished)

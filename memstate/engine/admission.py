@@ -346,7 +346,8 @@ class Admission(Verbs):
         going = [(one, row) for one, row in starts if isinstance(one, Parked)]
         if not going or self._tiers is None:
             return
-        self._commands.label([PER_ROW * row for _, row in going], [one.length - one.pending for one, _ in going])
+        begun = [(one, row) for one, row in going if one.length]
+        self._commands.label([PER_ROW * row for _, row in begun], [one.length - one.pending for one, _ in begun])
         for one, row in going:
             if one.pending:
                 self._file.pending_at[row] = one.pending

@@ -371,7 +371,8 @@ class HostTier:
 
         kept = [entry for copies in due.values() for _, entry in copies]
         pages = [page for page, _ in due.get(self.of_kv, ())] if self.of_kv is not None else []
-        self._commands.then(Action(begin, kept, pages, [register for register, _ in due.get(self.of_states, ())]))
+        if kept:
+            self._commands.then(Action(begin, kept, pages, [register for register, _ in due.get(self.of_states, ())]))
 
     def await_loads(self) -> None:
         """Makes the work stream wait for the loads that are under way. Called before each packet and queued action.

@@ -151,7 +151,7 @@ class Parking:
     def load(self, going: Sequence[tuple[Away, Row]]) -> None:
         """Copies parked requests to rows, which begin where they stopped."""
         below, model = self.below, self.model
-        model.record_labels([(row.live, len(one.text) - one.pending) for one, row in going])
+        model.record_labels([(row.live, len(one.text) - one.pending) for one, row in going if one.text])
         for one, row in going:
             row.pending = one.pending
             if one.pending:
@@ -172,15 +172,15 @@ class Parking:
                 else:
                     for part, contents in model.content.items():
                         contents[model.slot[row.live]] = one.state[part]
-            if copies:
-                below.moved([*of.items()], "in", [row.live for one, row in going if one.text])
+            below.moved([*of.items()], "in", [row.live for one, row in going if one.text])
 
         def forget() -> None:
             self._keep_items()
             for items in of.values():
                 Shelf.pin(items, -1)
 
-        model.then(Later(begin, forget))
+        if copies:
+            model.then(Later(begin, forget))
         for one, _ in going:
             self.drop(one)
 

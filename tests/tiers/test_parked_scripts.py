@@ -38,6 +38,31 @@ def test_a_tail_goes_with_its_row(play: Play) -> None:
     play.end(*rows)
 
 
+@script(strategy=ALL, overlap=(False, True), tails=True, **TIERS)
+def test_a_request_goes_on_while_its_parking_waits(play: Play) -> None:
+    a, b = play.admit(T[:6], T[:2])
+    flight = play.step([a, b], [3, 2], run=False)
+    parked = play.park(a, told=True)
+    (a,) = play.resume(*parked, size=10)
+    play.ask(a, [4, 6, 8])  # 8 lies beyond its prompt
+    play.launch(flight)
+    play.land()
+    play.step([a, b], [3, 1], replays=True)
+    play.run(a, T[:6] + [1] * 4)
+    play.end(a, b)
+
+
+@script(strategy=ALL, overlap=True, **TIERS)
+def test_a_parked_request_of_no_tokens_takes_no_packet_more_than_a_new_one(play: Play) -> None:
+    a, b = play.admit(T[:6], T[:3])
+    flight = play.step([a], 3, run=False)
+    parked = play.park(b)
+    (b,) = play.resume(*parked, size=4)
+    play.launch(flight)
+    play.step([b], 2)
+    play.end(a, b)
+
+
 @script(strategy=ALL, told=(False, True), **TIERS)
 def test_a_session_and_a_row_that_reads_a_cached_state_are_parked(play: Play) -> None:
     (talk,) = play.open("a")

@@ -120,6 +120,7 @@ NOT = "It does NOT end clean: "
     ("which", "fields", "says", "failure"),
     [
         (SERVED, {"requests": 1, "conversations": 1}, "memstate served 1 request of 1 conversation, and", ""),
+        (SERVED, {"park": True, "host_slots": 9}, "tokens; it parked NO request.", ""),
         (EQUAL, {"comparison": Compared(9, 8, 7, wrong_logits=2, wrong_states=1)},
          "It does NOT equal the uncached run: 0 of 9 tokens, 2 of 8 logits and 1 of 7 states differ.", "not identical"),
         (EQUAL, {"comparison": Compared()}, "It was NOT compared with the uncached run: there is no token", "not"),
@@ -145,7 +146,8 @@ NOT = "It does NOT end clean: "
 def test_a_sentence_says_the_opposite_where_it_is_so_and_what_is_wrong_fails_the_run(
     default_run: DemoReport, which: int, fields: dict[str, Any], says: str, failure: str
 ) -> None:
-    config = dataclasses.replace(default_run.config, sabotage=fields.pop("sabotage", None))
+    given = {name: fields.pop(name) for name in ("sabotage", "park", "host_slots") if name in fields}
+    config = dataclasses.replace(default_run.config, **given)
     report = dataclasses.replace(default_run, config=config, **fields)
     report.meter.generated_tokens = default_run.meter.generated_tokens
     same, said = (sentences(each) for each in (default_run, report))

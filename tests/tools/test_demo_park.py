@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memstate_tools.demo import DemoReport
+from memstate_tools.demo import DemoReport, sentences
 from tests.support.demo_talks import right
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -33,7 +33,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "one record": {"host_slots": 1},
 }
 FIGURES = ("parked", "parked_inside_a_page", "parked_behind_the_fence")
-NEAR = ("redirect", "tails and lanes", "one record")  # forms of `make test`
+# forms of `make test`, and whether requests are sent back although they could park: turns, and without a free record
+NEAR = {"redirect": False, "tails and lanes": False, "drafts": False, "sessions": True, "one record": True}
 
 
 def parked(form: str, seed: int, requests: int) -> DemoReport:
@@ -45,13 +46,16 @@ def parked(form: str, seed: int, requests: int) -> DemoReport:
     return report
 
 
-@pytest.mark.parametrize("form", NEAR)
-def test_requests_park_instead_of_going_back(form: str) -> None:
-    figures = parked(form, seed=1, requests=10).to_json()
-    assert all(figures[name] > 0 for name in FIGURES)
-    assert figures["parked"] > max(figures[name] for name in FIGURES[1:])
-    assert not any("retracted, at random" in how for how in figures["ended"]) or form == "one record"
-    assert figures["refused"].get("records", 0) > 0 or form != "one record"
+@pytest.mark.parametrize(("form", "returns"), NEAR.items())
+def test_requests_park_instead_of_going_back(form: str, returns: bool) -> None:
+    """With drafts on their way, they are left out of the next plans first."""
+    report = parked(form, seed=1, requests=10)
+    figures = report.to_json()
+    times, inside, behind = (figures[name] for name in FIGURES)
+    assert times >= inside > 0 and times >= behind and (behind > 0 or form == "drafts")
+    assert f"parked requests {times} times, {inside} inside a page, {behind} behind a forward" in sentences(report)[0]
+    assert any("retracted, at random" in how for how in figures["ended"]) == returns
+    assert (figures["refused"].get("records", 0) > 0) == (form == "one record")
 
 
 @pytest.mark.proof
@@ -60,7 +64,7 @@ def test_all_forms_park_inside_pages_and_behind_forwards() -> None:
     for seed, form in enumerate(FORMS, 1):
         figures = parked(form, seed, requests=24).to_json()
         total.update({name: figures[name] for name in FIGURES})
-    assert min(total[name] for name in FIGURES) >= 0.3 * total["parked"], total
+    assert all(0.3 * total["parked"] <= total[name] < total["parked"] for name in FIGURES[1:]), total
 
 
 def test_without_park_no_request_parks() -> None:

@@ -170,7 +170,7 @@ class Scheduler:
         If pages run out, the cache gives up its pages first; then the youngest request is retracted.
         """
         while True:
-            going = [self._next(work) for work in self.running if not work.sure_to_end]
+            going = [self._next(work) for work in self.running if not (work.sure_to_end or work.leaves)]
             if not going:
                 return []
             try:
@@ -197,7 +197,7 @@ class Scheduler:
     def _make_way(self) -> None:
         """Retracts the youngest request. If it ran alone, clears the cache too."""
         alone = len(self.running) == 1
-        self._retract([self.running[-1]], "pages ran out")
+        self._retract([self.running[-1]], "pages ran out", at_once=True)
         while alone and self.admission.give_way():
             pass
 
@@ -265,8 +265,9 @@ class Scheduler:
     def _retract_at_random(self) -> None:
         page, mem = self.config.page_size, self.mem
         unlucky = [
-            w for w in self.running if self.chance.retracts(w.retractions, mem.info(w.handle).confirmed % page == 0)
-        ]
+            work for work in self.running
+            if self.chance.retracts(work.retractions, mem.info(work.handle).confirmed % page == 0) or work.leaves
+        ]  # fmt: skip
         if unlucky:
             self._retract(unlucky, "at random")
 
@@ -304,17 +305,24 @@ class Scheduler:
         self.mem.end([work.handle])
         self._end(work, "aborted")
 
-    def _retract(self, works: Sequence[Work], why: str) -> None:
-        works = [work for work in works if not self._park(work, why)]
+    def _retract(self, works: Sequence[Work], why: str, at_once: bool = False) -> None:
+        """Parks requests, and sends back those that may not be parked. Unless `at_once`, unread guesses come first."""
+        works = [work for work in works if not self._park(work, why, at_once)]
         self._keep(works, "retracted")
         for work in works:
             self._send_back(work, f"retracted, {why}")
 
-    def _park(self, work: Work, why: str) -> bool:
-        """Parks a request, and returns whether it may be parked: turns, and rows with unread guesses, may not."""
+    def _park(self, work: Work, why: str, at_once: bool) -> bool:
+        """Parks a request, and returns whether it may be parked. Turns may not.
+
+        A row with unread guesses may not be parked at once: it is left out of the next plans, until they are read.
+        """
         steps = [step for step in (self._flight.step if self._flight else None, self._open) if step is not None]
-        if not self.config.park or self.admission.session_of(work) or any(step.drafted for step in steps):
+        if not self.config.park or self.admission.session_of(work):
             return False
+        if any(step.drafted and work.handle.index in step.numbers for step in steps):
+            work.leaves = not at_once
+            return work.leaves
         self._see(work, "parked")
         try:
             (work.parked,) = self.mem.park([work.handle], [work.tokens], user=[work.name.encode()])

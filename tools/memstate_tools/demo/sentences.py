@@ -11,9 +11,13 @@ def sentences(report: DemoReport) -> list[str]:
 
 def _served(report: DemoReport) -> str:
     sessions = f", {report.sessions:,} of them as sessions" if report.sessions else ""
+    m, parked = report.meter, ""
+    if report.config.park:
+        where = f"{m.parked_inside_a_page:,} inside a page, {m.parked_behind_the_fence:,} behind a forward to come"
+        parked = f"; it parked requests {several(m.parked, 'time')}, {where}" if m.parked else "; it parked NO request"
     return (
         f"memstate served {several(report.requests, 'request')} of {several(report.conversations, 'conversation')}"
-        f"{sessions}, and generated {several(report.meter.generated_tokens, 'token')}."
+        f"{sessions}, and generated {several(m.generated_tokens, 'token')}{parked}."
     )
 
 

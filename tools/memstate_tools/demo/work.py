@@ -30,6 +30,7 @@ class Work:
         given: Tokens known at the admission: the prompt and, after a retraction, a part of the answer.
         published: Tokens in whole pages that were offered to the cache.
         retractions: Number of times that the request was sent back.
+        leaves: Whether it is to be parked once its guesses are read.
         fetch: Its prefetch from storage while it waits.
         parked: Its handle while it is parked.
         parked_in: The row in which it was parked, while results of that row are still to be read.
@@ -48,6 +49,7 @@ class Work:
     given: int = 0
     published: int = 0
     retractions: int = 0
+    leaves: bool = False
     fetch: Fetch | None = None
     parked: Parked | None = None
     parked_in: Row | None = None
@@ -90,7 +92,7 @@ class Work:
 
     def stop(self) -> None:
         """Gives up row and place. The known tokens stay."""
-        self.row, self.place = None, -1
+        self.row, self.place, self.leaves = None, -1, False
         self.waited_for.clear()
 
 

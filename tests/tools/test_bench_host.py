@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memstate.engine.manager import StateManager
 from memstate.requests.tracking import PingPong
-from memstate_tools.bench import BenchResult, drafts, host, host_peer, host_sides, online, run
+from memstate_tools.bench import BenchResult, drafts, host, host_peer, host_sides, online, parking, run
 from memstate_tools.bench.task import Setting
 from tests.support.kernel_runs import not_interpreted
 
@@ -23,6 +23,7 @@ LIFE = {"admit", "publish", "release", "drop"}  # operations on the life of a re
 STEP = {"plan", "settle", "decode"}
 ONLINE = {"step", "states"}
 DRAFTS = {"plan", "accept", "verify", "states"}
+PARK = {"end", "park", "resume"}
 IDLE = {"prefix cache", "sessions", "tiers"}
 
 
@@ -73,7 +74,7 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(online, "SglangOnline", spends_online)
     monkeypatch.setattr(drafts, "SglangDrafts", spends_drafts)
     outcome = toy("sglang")
-    ops = LIFE | STEP | ONLINE | DRAFTS | {"together"}
+    ops = LIFE | STEP | ONLINE | DRAFTS | PARK | {"together"}
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == ops
     assert len({(entry.op, entry.case, entry.unit) for entry in outcome.entries}) == len(outcome.entries)
     for entry in outcome.entries:
@@ -180,6 +181,21 @@ def test_a_turn_goes_on_from_the_state_of_its_session() -> None:
 
 
 @on_cpu
+@pytest.mark.parametrize(("size", "tokens"), parking.TOY_CASES)
+def test_requests_go_on_where_they_parked_and_others_leave_a_state(size: int, tokens: int) -> None:
+    side = parking.Parks(CPU, size, tokens)
+    host = side.mem.tiers.host
+    for turn in range(1, 4):
+        side.turn(lambda op, act: act())
+        assert side.wrong() == "" and host.moved == (turn * size, turn * size, 3 * turn * size, 3 * turn * size)
+    side._lengths[0] -= 1
+    assert side.wrong().endswith(f"of {tokens}")
+    side._lengths[0] += 1
+    side._filed -= 1
+    assert side.wrong().startswith(f"{size - 1} states of {size} cached")
+
+
+@on_cpu
 def test_tiers_that_are_used_move_states_and_ask_their_store() -> None:
     side = online.Online(CPU, PingPong(online.EVERY), 3, 1, "prefix cache, tiers, prefetch")
     for _ in range(4):
@@ -218,6 +234,7 @@ def test_requests_that_leave_something_behind_are_not_timed(
     monkeypatch.setattr(online, "TOY_CASES", ())
     monkeypatch.setattr(drafts, "TOY_CASES", ())
     monkeypatch.setattr(drafts, "TOY_SLOTS", ())
+    monkeypatch.setattr(parking, "TOY_CASES", ())
     outcome = toy("device-copy")
     assert outcome.entries == [] and len(outcome.wrong) == 1 and says in outcome.wrong[0]
 

@@ -10,6 +10,7 @@ from memstate_tools.bench import (
     copy,
     decode,
     host,
+    parking,
     prefix,
     state,
     tiers_stores,
@@ -21,7 +22,7 @@ from memstate_tools.bench.launches import launches
 from memstate_tools.bench.task import BenchResult, Progress, Setting, Task, carry_out
 
 COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
-    "host": (host.tasks,),
+    "host": (host.tasks, parking.tasks),
     "alloc": (alloc.tasks,),
     "track": (track.tasks, decode.tasks),
     "copy": (copy.tasks,),

@@ -15,7 +15,7 @@ from tests.support.tiered_small import PAGE
 @every_strategy
 @pytest.mark.parametrize("length", [1, PAGE - 1, PAGE, 4 * PAGE + 1])
 @pytest.mark.parametrize("known", [False, True])
-def test_a_request_goes_on_where_it_was_parked(name: str, length: int, known: bool) -> None:
+def test_B83_a_request_goes_on_where_it_was_parked(name: str, length: int, known: bool) -> None:
     """Its slots and pages are free at once. What they held before is gone when it goes on."""
     at = Station(tracking=MAKERS[name]())
     free = at.mem.free_slots, at.mem.free_pages

@@ -138,7 +138,7 @@ def lost(mem: ms.StateManager, parked: ms.Parked) -> None:
 
 @pytest.mark.parametrize("ending", ["drop", "resume", "clear", "recover", "recover all"])
 @pytest.mark.parametrize("known", [False, True])
-def test_a_handle_ends_once(ending: str, known: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_B85_a_handle_ends_once(ending: str, known: bool, caplog: pytest.LogCaptureFixture) -> None:
     """`clear` and `recover` say how many requests they lose."""
     at = Station()
     rows = at.start(TEXT[:9], OTHER[:9])
@@ -179,7 +179,7 @@ def test_parked_requests_are_counted_in_the_log(caplog: pytest.LogCaptureFixture
     at.finish()
 
 
-def test_a_handle_that_nobody_keeps_keeps_its_records() -> None:
+def test_B85_a_handle_that_nobody_keeps_keeps_its_records() -> None:
     at = Station()
     at.park(*at.start(TEXT[:9]))
     gc.collect()

@@ -42,7 +42,7 @@ def test_rows_of_which_the_last_has_no_record_are_all_refused() -> None:
     mem.audit().raise_if_leaking()
 
 
-def test_a_page_that_is_below_is_pinned_and_not_copied() -> None:
+def test_B84_a_page_that_is_below_is_pinned_and_not_copied() -> None:
     """Only the state and the partly filled page are copied. The same goes for a second request with these tokens."""
     at = Station({"write": "through"}, tracking=ms.Redirect(PAGE))
     rows = at.start(TEXT[: 4 * PAGE + 2])
@@ -161,7 +161,7 @@ def poison() -> None:
 
 
 @pytest.mark.parametrize(("n", "staging"), [(1, 1), (1, 8), (4, 1), (4, 3), (4, 8)])
-def test_a_park_is_a_launch_for_each_kind_and_filling_and_an_admit_one_more(
+def test_B84_a_park_is_a_launch_for_each_kind_and_filling_and_an_admit_one_more(
     monkeypatch: pytest.MonkeyPatch, n: int, staging: int
 ) -> None:
     """Here, states and pages have records of one size, so that staging has room for as many of each."""
@@ -195,7 +195,7 @@ def test_memory_of_rows_is_a_launch_more() -> None:
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_a_step_of_other_rows_costs_what_it_costs_beside_an_end(between: bool) -> None:
+def test_B84_a_step_of_other_rows_costs_what_it_costs_beside_an_end(between: bool) -> None:
     """The packs come on top. What frees slots and pages goes with the next packet."""
     costs = []
     for leave in (Station.park, lambda at, row: at.mem.end([row])):
@@ -214,7 +214,7 @@ def test_a_step_of_other_rows_costs_what_it_costs_beside_an_end(between: bool) -
     assert (launches, uploads - 2) == end
 
 
-def test_bytes_are_those_of_the_states_and_pages() -> None:
+def test_B84_bytes_are_those_of_the_states_and_pages() -> None:
     """Of states and pages of real size, headers and padding are below 1 %. A page that is below moves nothing."""
     planes = (ms.Plane("ssm", (4, 64, 64), torch.float32), ms.Plane("conv", (3, 1024), torch.bfloat16))
     kv = ms.Planes(ms.StateLayout([ms.Plane("k", (16, 2, 64), torch.bfloat16)], layers=4), 12, ms.Backend("reference"))

@@ -191,6 +191,27 @@ def test_what_the_store_has_is_not_sent() -> None:
     there.finish()
 
 
+def test_after_a_pre_copy_the_freeze_moves_a_state_and_two_pages_at_most() -> None:
+    """Publications send what is whole while the request runs, one step late. It parks in a step, at any length."""
+    found = set()
+    for n in range(2 * PAGE, 3 * PAGE):
+        here = Station({"store": (shelf := Shelf()), "write": "through"}, tracking=ms.Redirect(PAGE))
+        (row,) = here.admit(TEXT[:1])
+        here.text[row] = TEXT[: n + 1]  # said after a prompt of one token
+        while here.mem.info(row).length < n:
+            here.step([row], 1)
+            here.mem.publish([row], keep="cache", tokens=[TEXT[: n + 1]])
+            here.mem.submit()
+            here.mem.poll()
+        before, sent = here.below.host.moved, len(shelf.asked("put"))
+        (one,) = here.step([row], 1, lambda step, here=here, row=row: here.park(row, known=True))
+        written(here, one)
+        states, _, pages, _ = (now - then for now, then in zip(here.below.host.moved, before, strict=True))
+        assert (states, len(shelf.asked("put")) - sent) == (1, 1 + pages)
+        found.add(pages)
+    assert found == {1, 2}
+
+
 @pytest.mark.parametrize("key", [b"", b"key"])
 @pytest.mark.parametrize("n", [1, 8, 63])
 def test_a_manifest_is_small(n: int, key: bytes) -> None:
@@ -216,7 +237,7 @@ def test_a_manifest_that_nobody_would_read_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b"key"])
-def test_no_flipped_bit_and_no_cut_is_accepted(key: bytes) -> None:
+def test_B86_no_flipped_bit_and_no_cut_is_accepted(key: bytes) -> None:
     here, there = station(shelf := Shelf()), station(shelf)
     manifest = written(here, parked(here, TEXT[:5]), key=key)
     shelf.calls.clear()
@@ -251,7 +272,7 @@ def test_numbers_that_contradict_each_other_are_refused_under_any_digest() -> No
 @pytest.mark.parametrize(
     "other", [{"salt": "b"}, {"salt": None}, {"key": b""}, {"key": b"other"}], ids=lambda other: str(other)
 )
-def test_another_key_or_salt_is_refused(other: dict[str, Any]) -> None:
+def test_B86_another_key_or_salt_is_refused(other: dict[str, Any]) -> None:
     here, there = station(shelf := Shelf()), station(shelf)
     manifest = written(here, parked(here, salt="a"), key=b"key")
     says = "sealed with another key" if "key" in other else "or salt"
@@ -264,7 +285,7 @@ def test_another_key_or_salt_is_refused(other: dict[str, Any]) -> None:
     [{"model": "other"}, {"page_size": 2 * PAGE}, {"planes": LAYOUT.planes[:1]}],
     ids=lambda one: next(iter(one)),
 )
-def test_another_model_layout_or_page_size_is_refused(other: dict[str, Any]) -> None:
+def test_B86_another_model_layout_or_page_size_is_refused(other: dict[str, Any]) -> None:
     shelf = Shelf()
 
     def make(planes: Any = LAYOUT.planes, page_size: int = PAGE, model: str = "toy") -> ms.StateManager:

@@ -1,0 +1,187 @@
+"""A process that serves requests on an owner's word. It parks them, writes them to the store, and goes on from there."""
+
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import torch
+from owner import Seat, Tokens
+from toy import MODEL, PAGE, WHOLE, folded, open_store
+
+import memstate as ms
+from memstate.tiers import Store
+from memstate.tiers.travel import Trip
+
+CHUNK = 8  # tokens of a prompt in one step
+BEAT_S = 0.02  # after this time, a process says again what it has
+SLOTS = 4
+KV = ms.StateLayout((ms.Plane("kv", (PAGE,), torch.int32),), layers=1)  # of each token, the token
+
+
+def sampled(state: torch.Tensor, tokens: torch.Tensor) -> int:
+    """Returns the next token, in place of a model's: a number of the state `layer head 2` and of all KV."""
+    weights = torch.arange(1, 1 + len(tokens))
+    return int(state.double().sum() + (tokens * weights).sum()) % 997
+
+
+@dataclass
+class Here:
+    """A request in this process. Of the last four, at most one is set.
+
+    Attributes:
+        seat: Says what this process may do for it.
+        tokens: All tokens.
+        most: Number of tokens at which it ends.
+        asked: Whether it is to be parked.
+        row: Its row while it runs.
+        parked: Its handle while it is parked.
+        trip: Its way to the store, or from there.
+        due: Whether it waits for its row.
+    """
+
+    seat: Seat = field(default_factory=Seat)
+    tokens: list[int] = field(default_factory=list)
+    most: int = 0
+    asked: bool = False
+    row: ms.Row | None = None
+    parked: ms.Parked | None = None
+    trip: Trip | None = None
+    due: bool = False
+
+
+class Worker:
+    """Serves the requests of an owner at the other end of a pipe.
+
+    Args:
+        store: The store of all processes.
+        line: The pipe.
+    """
+
+    def __init__(self, store: Store, line: Connection) -> None:
+        self.kv = ms.Planes(KV, 64, ms.Backend("auto", device="cpu"))
+        self.mem = ms.StateManager(
+            WHOLE, slots=SLOTS, max_requests=SLOTS, tracking=ms.NoTracking(), prefix=ms.Prefix(),
+            pages=ms.Pages(size=PAGE, count=64, per_row=16), tiers=ms.Tiers(MODEL, host_slots=16, kv=self.kv, store=store),
+        )  # fmt: skip
+        self.line, self.here, self.said, self.serving = line, dict[str, Here](), 0.0, True
+
+    def serve(self) -> None:
+        """Runs until the owner says stop and nothing is left here. Then says what is left."""
+        while self.serving or any(map(self.holds, self.here.values())) or len(self.mem.tiers.parked):
+            while self.line.poll(0 if any(one.row for one in self.here.values()) else 0.001):
+                kind, *given = self.line.recv()
+                getattr(self, f"hear_{kind}")(*given)
+            for name, one in self.here.items():
+                self.advance(name, one)
+            self.step({name: one for name, one in self.here.items() if one.row and one.seat.speaks()})
+            self.mem.poll()
+            if time.monotonic() > self.said + BEAT_S:
+                self.say("holds", {name: one.seat.seen for name, one in self.here.items() if self.holds(one)})
+        self.say("left", self.left())
+        self.mem.close()
+
+    def say(self, *message: object) -> None:
+        self.line.send(message)
+        self.said = time.monotonic()
+
+    def holds(self, one: Here) -> bool:
+        return one.seat.speaks() or one.seat.parked is not None
+
+    def hear_run(self, name: str, epoch: int, tokens: Tokens, most: int, saved: tuple[int, Tokens, bytes] | None) -> None:
+        one = self.here.setdefault(name, Here())
+        if saved is not None:
+            one.seat.take(*saved)
+        if one.seat.run(epoch):
+            source = one.seat.use(tokens)
+            self.clear(one, source)
+            one.tokens, one.most, one.due = list(tokens), most, True
+            if isinstance(source, bytes):
+                try:
+                    one.trip = self.mem.tiers.read(source)
+                except ms.OutOfRecords:  # no room to read it, so its tokens are computed again
+                    pass
+
+    def hear_park(self, name: str, epoch: int) -> None:
+        one = self.here[name]
+        one.asked = one.seat.speaks() and epoch == one.seat.seen
+
+    def hear_over(self, name: str, epoch: int) -> None:
+        if self.here[name].seat.over(epoch):
+            self.clear(self.here[name])
+
+    def hear_stop(self) -> None:
+        self.serving = False
+
+    def clear(self, one: Here, but: object = None) -> None:
+        """Ends what is here of a request, but not a handle from which it is going to go on."""
+        if one.row is not None:
+            self.mem.end([one.row])
+        if one.trip is not None:
+            one.trip.cancel()
+        handles = {one.parked, one.trip and one.trip.parked} - {None, but}
+        self.mem.drop(list(handles))
+        one.row, one.trip, one.due, one.asked = None, None, False, False
+        one.parked = but if isinstance(but, ms.Parked) else None
+
+    def advance(self, name: str, one: Here) -> None:
+        """Goes on with a request that is on its way, waits for its row, or is to be parked."""
+        if one.trip is not None and one.trip.done:
+            trip, one.trip = one.trip, None
+            if one.due:
+                one.parked = trip.parked  # None if it has failed: then all tokens are computed again
+            else:
+                self.say("parked", name, one.seat.seen, one.seat.parked[0], trip.manifest)
+        if one.due and one.trip is None:
+            try:
+                request = ms.Request(name, one.most, tokens=one.tokens, resume=one.parked)
+                (one.row,) = self.mem.admit([request])
+                one.due, one.parked = False, None
+            except (ms.OutOfSlots, ms.OutOfRows, ms.OutOfPages):
+                pass  # it waits until another request ends or is parked
+        if one.asked and one.row is not None:
+            try:
+                (one.parked,) = self.mem.park([one.row], [one.tokens])
+                one.row, one.asked = None, False
+                one.seat.park(tuple(one.tokens), one.parked)
+                one.trip = self.mem.tiers.write(one.parked)
+            except ms.OutOfRecords:
+                pass  # host memory is full for now
+
+    def step(self, running: dict[str, Here]) -> None:
+        """Computes a chunk or a token of each request, and says what was sampled."""
+        if not running:
+            return
+        rows = [one.row for one in running.values()]
+        before = [self.mem.info(row).length for row in rows]
+        counts = [min(CHUNK, len(one.tokens) - at) for one, at in zip(running.values(), before, strict=True)]
+        step = self.mem.plan(rows, counts)
+        states, pages = self.mem.planes["ssm"], self.mem.device.page_table
+        for entry, (one, at, n) in enumerate(zip(running.values(), before, counts, strict=True)):
+            fed, mine = one.tokens[at : at + n], self.kv["kv"][0]
+            for token, place in zip(fed, range(at, at + n), strict=True):
+                mine[pages[rows[entry].index][place // PAGE], place % PAGE] = token
+            state = folded(states[:, step.read[entry]] if at else torch.zeros_like(states[:, 0]), fed, 0)
+            states[:, step.write[entry]] = state
+        self.mem.settle(step)
+        for entry, (name, one) in enumerate(running.items()):
+            length = self.mem.info(one.row).length
+            if length == len(one.tokens):
+                kv = self.kv["kv"][0][pages[one.row.index].long()].flatten()[:length]
+                one.tokens.append(sampled(states[:, int(step.write[entry])], kv))
+                self.say("count", name, one.seat.seen, length, one.tokens[-1])
+                if len(one.tokens) == one.most:
+                    self.mem.end([one.row])
+                    one.row = None
+
+    def left(self) -> dict[str, int]:
+        """Returns what is still held here; all figures are 0 if nothing is."""
+        self.mem.audit().raise_if_leaking()
+        figures = self.mem.stats()
+        host = {"states in host memory": figures.tiers.host_states, "leaked records": figures.tiers.leaked_records}
+        return {"slots": SLOTS - self.mem.free_slots, "rows": figures.rows_used, "parked": len(self.mem.tiers.parked)} | host
+
+
+def work(place: str, line: Connection) -> None:
+    """Runs a process of `moves.py`."""
+    torch.set_num_threads(1)
+    Worker(open_store(place), line).serve()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 
@@ -9,6 +10,7 @@ from owner import Owner, Tokens
 from worker import work
 
 START_S = 60.0  # a process takes a while until it speaks first
+
 
 class Front:
     """Owns requests, and moves them between processes that it has started.
@@ -26,14 +28,16 @@ class Front:
         owners: Name of a request -> its owner.
         paused: Names of requests that are parked and wait for `give`.
         left: Process -> what it said that is left in it, once it has ended.
-        moved: Number of times that a request was given to a process.
+        computed: Number of tokens that these processes have computed.
+        given: Number of times that a request was given to a process.
     """
 
     def __init__(
         self, place: str, context: BaseContext, works: tuple[Callable[[str, Connection], None], ...] = (work, work),
         patience: float = 5.0,
     ) -> None:  # fmt: skip
-        self.owners, self.most, self.patience, self.moved = dict[str, Owner](), dict[str, int](), patience, 0
+        self.owners, self.most, self.patience = dict[str, Owner](), dict[str, int](), patience
+        self.given = self.computed = 0
         self.saved = dict[str, tuple[int, Tokens, bytes]]()  # epoch, tokens and manifest of what was parked last
         self.then = dict[str, int | None]()  # what was asked to park, and where it goes on; None: it pauses
         self.paused, self.left = set[str](), dict[int, dict[str, int]]()
@@ -56,7 +60,7 @@ class Front:
         self.then.pop(name, None)
         epoch, tokens = self.owners[name].give(place)
         self.tell(place, "run", name, epoch, tokens, self.most[name], self.saved.get(name))
-        self.moved += 1
+        self.given += 1
 
     def park(self, name: str, then: int | None = None) -> None:
         """Asks the process that runs a request to park it. then: where it goes on; None: where `give` says."""
@@ -80,10 +84,9 @@ class Front:
         self.until(lambda: owner.ended or name not in self.then)
 
     def tell(self, place: int, *message: object) -> None:
-        try:
+        """Sends a message, if the process lives."""
+        with suppress(KeyError, OSError):  # if it is dead, `turn` finds that
             self.lines[place].send(message)
-        except (KeyError, OSError):
-            pass  # it is dead, which `turn` finds
 
     def turn(self) -> None:
         """Hears what the processes say, and takes requests back from those that are dead or silent."""
@@ -104,11 +107,13 @@ class Front:
                 self.give(name, fit[0])
 
     def hear_count(self, place: int, name: str, epoch: int, position: int, token: int) -> None:
+        """Hears a token."""
         self.over_if_old(place, name, epoch)
         if self.owners[name].count(epoch, position, token):
             self.owners[name].ended = len(self.owners[name].tokens) == self.most[name]
 
     def hear_parked(self, place: int, name: str, epoch: int, tokens: Tokens, manifest: bytes | None) -> None:
+        """Hears that a request is parked, and in the store unless that failed."""
         self.over_if_old(place, name, epoch)
         if self.owners[name].adopt(epoch, tokens):
             if manifest is not None:
@@ -119,15 +124,19 @@ class Front:
                 self.give(name, to)
 
     def hear_holds(self, place: int, holds: dict[str, int]) -> None:
+        """Hears what a process has, which it says again and again: request -> epoch."""
         for name, epoch in holds.items():
             self.over_if_old(place, name, epoch)
 
     def over_if_old(self, place: int, name: str, epoch: int) -> None:
+        """Tells a process that its epoch is over, if it is."""
         if self.owners[name].old(epoch):
             self.tell(place, "over", name, epoch)
 
-    def hear_left(self, place: int, figures: dict[str, int]) -> None:
+    def hear_left(self, place: int, figures: dict[str, int], computed: int) -> None:
+        """Hears the last of a process: what is left in it, and how many tokens it has computed."""
         self.left[place] = figures
+        self.computed += computed
 
     def end(self) -> None:
         """Ends all processes. Each must have given everything back."""

@@ -1,14 +1,13 @@
 """Says who may speak for a request: six rules, of its owner and of every process. They know no state, pipe or clock.
 
-1. The newest epoch alone counts, and of it the next token.                                    (Owner.count, Owner.adopt)
-2. The owner raises the epoch before it gives the request to anybody, and sends all tokens along.            (Owner.give)
-3. A process takes higher epochs only.                                                                         (Seat.run)
-4. A parked state is used only where its tokens come first. Elsewhere, tokens are computed again.              (Seat.use)
-5. What is parked runs on the owner's word.                                                                 (Seat.speaks)
-6. Old epochs are told "over", and what has them goes.                                            (Owner.old, Seat.over)
+1. The newest epoch alone counts, and of it the next token (`Owner.count`, `Owner.adopt`).
+2. The owner raises the epoch before it gives the request to anybody, and sends all tokens along (`Owner.give`).
+3. A process takes higher epochs only (`Seat.run`).
+4. A parked state is used only where its tokens come first; elsewhere they are computed again (`Seat.use`).
+5. What is parked runs on the owner's word (`Seat.speaks`).
+6. Old epochs are told "over", and what has them goes (`Owner.old`, `Seat.over`).
 
-So never two may speak, and while the owner lives nothing is lost in silence: what dies costs a recompute.
-tests/proof/custody.py tries every order of messages, losses and deaths.
+So never two may speak, and nothing is lost in silence while the owner lives: what dies costs a recompute.
 """
 
 from typing import Any

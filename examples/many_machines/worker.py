@@ -1,6 +1,7 @@
-"""A process that serves requests on an owner's word. It parks them, writes them to the store, and goes on from there."""
+"""A process that serves requests on an owner's word. It parks them in the store, and goes on from what is there."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
@@ -26,27 +27,27 @@ def sampled(state: torch.Tensor, tokens: torch.Tensor) -> int:
 
 @dataclass
 class Here:
-    """A request in this process. Of the last four, at most one is set.
+    """A request in this process.
 
     Attributes:
         seat: Says what this process may do for it.
         tokens: All tokens.
         most: Number of tokens at which it ends.
-        asked: Whether it is to be parked.
+        due: Whether it waits for its row.
         row: Its row while it runs.
+        asked: Whether it is to be parked.
         parked: Its handle while it is parked.
         trip: Its way to the store, or from there.
-        due: Whether it waits for its row.
     """
 
     seat: Seat = field(default_factory=Seat)
     tokens: list[int] = field(default_factory=list)
     most: int = 0
-    asked: bool = False
+    due: bool = False
     row: ms.Row | None = None
+    asked: bool = False
     parked: ms.Parked | None = None
     trip: Trip | None = None
-    due: bool = False
 
 
 class Worker:
@@ -61,9 +62,10 @@ class Worker:
         self.kv = ms.Planes(KV, 64, ms.Backend("auto", device="cpu"))
         self.mem = ms.StateManager(
             WHOLE, slots=SLOTS, max_requests=SLOTS, tracking=ms.NoTracking(), prefix=ms.Prefix(),
-            pages=ms.Pages(size=PAGE, count=64, per_row=16), tiers=ms.Tiers(MODEL, host_slots=16, kv=self.kv, store=store),
+            pages=ms.Pages(size=PAGE, count=64, per_row=16),
+            tiers=ms.Tiers(MODEL, host_slots=16, kv=self.kv, store=store),
         )  # fmt: skip
-        self.line, self.here, self.said, self.serving = line, dict[str, Here](), 0.0, True
+        self.line, self.here, self.said, self.serving, self.computed = line, dict[str, Here](), 0.0, True, 0
 
     def serve(self) -> None:
         """Runs until the owner says stop and nothing is left here. Then says what is left."""
@@ -77,17 +79,22 @@ class Worker:
             self.mem.poll()
             if time.monotonic() > self.said + BEAT_S:
                 self.say("holds", {name: one.seat.seen for name, one in self.here.items() if self.holds(one)})
-        self.say("left", self.left())
+        self.say("left", self.left(), self.computed)
         self.mem.close()
 
     def say(self, *message: object) -> None:
+        """Sends a message to the owner."""
         self.line.send(message)
         self.said = time.monotonic()
 
     def holds(self, one: Here) -> bool:
+        """Returns whether anything of a request is here."""
         return one.seat.speaks() or one.seat.parked is not None
 
-    def hear_run(self, name: str, epoch: int, tokens: Tokens, most: int, saved: tuple[int, Tokens, bytes] | None) -> None:
+    def hear_run(
+        self, name: str, epoch: int, tokens: Tokens, most: int, saved: tuple[int, Tokens, bytes] | None
+    ) -> None:
+        """Hears the owner's word to run a request up to `most` tokens. saved: what was parked of it last."""
         one = self.here.setdefault(name, Here())
         if saved is not None:
             one.seat.take(*saved)
@@ -96,20 +103,21 @@ class Worker:
             self.clear(one, source)
             one.tokens, one.most, one.due = list(tokens), most, True
             if isinstance(source, bytes):
-                try:
+                with suppress(ms.OutOfRecords):  # no room to read it: then its tokens are computed again
                     one.trip = self.mem.tiers.read(source)
-                except ms.OutOfRecords:  # no room to read it, so its tokens are computed again
-                    pass
 
     def hear_park(self, name: str, epoch: int) -> None:
+        """Hears that a request is to be parked."""
         one = self.here[name]
         one.asked = one.seat.speaks() and epoch == one.seat.seen
 
     def hear_over(self, name: str, epoch: int) -> None:
+        """Hears that an epoch is over."""
         if self.here[name].seat.over(epoch):
             self.clear(self.here[name])
 
     def hear_stop(self) -> None:
+        """Hears that nothing more comes."""
         self.serving = False
 
     def clear(self, one: Here, but: object = None) -> None:
@@ -132,20 +140,16 @@ class Worker:
             else:
                 self.say("parked", name, one.seat.seen, one.seat.parked[0], trip.manifest)
         if one.due and one.trip is None:
-            try:
-                request = ms.Request(name, one.most, tokens=one.tokens, resume=one.parked)
+            request = ms.Request(name, one.most, tokens=one.tokens, resume=one.parked)
+            with suppress(ms.OutOfSlots, ms.OutOfRows, ms.OutOfPages):  # it waits until another one ends or is parked
                 (one.row,) = self.mem.admit([request])
                 one.due, one.parked = False, None
-            except (ms.OutOfSlots, ms.OutOfRows, ms.OutOfPages):
-                pass  # it waits until another request ends or is parked
         if one.asked and one.row is not None:
-            try:
+            with suppress(ms.OutOfRecords):  # host memory is full for now
                 (one.parked,) = self.mem.park([one.row], [one.tokens])
                 one.row, one.asked = None, False
                 one.seat.park(tuple(one.tokens), one.parked)
                 one.trip = self.mem.tiers.write(one.parked)
-            except ms.OutOfRecords:
-                pass  # host memory is full for now
 
     def step(self, running: dict[str, Here]) -> None:
         """Computes a chunk or a token of each request, and says what was sampled."""
@@ -154,6 +158,7 @@ class Worker:
         rows = [one.row for one in running.values()]
         before = [self.mem.info(row).length for row in rows]
         counts = [min(CHUNK, len(one.tokens) - at) for one, at in zip(running.values(), before, strict=True)]
+        self.computed += sum(counts)
         step = self.mem.plan(rows, counts)
         states, pages = self.mem.planes["ssm"], self.mem.device.page_table
         for entry, (one, at, n) in enumerate(zip(running.values(), before, counts, strict=True)):
@@ -169,7 +174,7 @@ class Worker:
                 kv = self.kv["kv"][0][pages[one.row.index].long()].flatten()[:length]
                 one.tokens.append(sampled(states[:, int(step.write[entry])], kv))
                 self.say("count", name, one.seat.seen, length, one.tokens[-1])
-                if len(one.tokens) == one.most:
+                if len(one.tokens) >= one.most:
                     self.mem.end([one.row])
                     one.row = None
 
@@ -178,7 +183,11 @@ class Worker:
         self.mem.audit().raise_if_leaking()
         figures = self.mem.stats()
         host = {"states in host memory": figures.tiers.host_states, "leaked records": figures.tiers.leaked_records}
-        return {"slots": SLOTS - self.mem.free_slots, "rows": figures.rows_used, "parked": len(self.mem.tiers.parked)} | host
+        return {
+            "slots": SLOTS - self.mem.free_slots,
+            "rows": figures.rows_used,
+            "parked": len(self.mem.tiers.parked),
+        } | host
 
 
 def work(place: str, line: Connection) -> None:

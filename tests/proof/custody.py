@@ -23,6 +23,7 @@ from tests.support.sources import ROOT, changed
 
 SOURCE = ROOT / "examples" / "many_machines" / "owner.py"
 PLACES = (0, 1)
+HEARD = ("count", "adopt")  # messages to the owner; the others, "run" and "take", go to the place that they name
 LIMIT = 400_000
 Fields = tuple[tuple[str, Any], ...]  # the attributes of an owner or a seat
 
@@ -87,7 +88,7 @@ class Custody:
             if len(owner["tokens"]) == self.tokens:
                 yield self.made(world, tuple((owner | {"ended": True}).items())), ""
         for message in world.messages:
-            if message[0] in ("count", "adopt"):
+            if message[0] in HEARD:
                 then, wrong = self.told(world.owner, message)
                 if then != world.owner:
                     yield self.made(world, then), wrong
@@ -128,7 +129,7 @@ class Custody:
                 then, goes = called(self.seat, seat, "over", epoch)
                 yield Process(then, None if goes else runs, again), []
         for message in world.messages:
-            if message[:2] in (("run", place), ("take", place)):
+            if message[0] not in HEARD and message[1] == place:
                 yield self.heard(process, message), []
 
     def heard(self, process: Process, message: tuple[Any, ...]) -> Process:
@@ -148,13 +149,18 @@ class Custody:
     ) -> World:  # fmt: skip
         """Returns a world after a change, without the messages that change nothing in it and never will."""
         processes = tuple(process if at == place else one for at, one in enumerate(world.processes))
-        then = World(owner or world.owner, processes, frozenset())
-        return then._replace(messages=frozenset(one for one in {*world.messages, *send} if self.matters(then, one)))
+        then = World(owner or world.owner, processes, world.messages.union(send))
+        touched = {
+            one for one in world.messages if (one[0] in HEARD if owner else one[0] not in HEARD and one[1] == place)
+        }
+        return then._replace(
+            messages=then.messages - {one for one in touched.union(send) if not self.matters(then, one)}
+        )
 
     def matters(self, world: World, message: tuple[Any, ...]) -> bool:
         """Returns whether a message may change something, now or later. Epochs and tokens only grow."""
         owner, (kind, place, epoch, *given) = dict(world.owner), message
-        if kind in ("count", "adopt"):
+        if kind in HEARD:
             grows = given[0] >= len(owner["tokens"]) if kind == "count" else len(given[0]) > len(owner["tokens"])
             may = not owner["ended"] and epoch == owner["epoch"] and grows
             return may or self.told(world.owner, message)[0] != world.owner

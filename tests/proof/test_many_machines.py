@@ -10,7 +10,9 @@ from tests.support.mooncake_server import running_master
 from tests.support.processes import ROOT, python
 
 pytestmark = pytest.mark.proof
-(SAID,) = re.findall(r"many_machines/run.py records\n(.*?)```", (ROOT / "docs" / "machines.md").read_text(), re.DOTALL)
+PAGE = (ROOT / "docs" / "machines.md").read_text()
+(SAID,) = re.findall(r"many_machines/run.py records\n(.*?)```", PAGE, re.DOTALL)
+(MOVED,) = re.findall(r"many_machines/moves.py records\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture(params=["folder", "mooncake"])
@@ -22,9 +24,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"mooncake://{master.settings().master}"
 
 
-def run(place: str, folder: Path) -> list[str]:
-    """Returns the lines that the program prints. They are sorted, because ranks print in any order."""
-    return sorted(python(ROOT / "examples" / "many_machines" / "run.py", place, cwd=folder).splitlines())
+def run(place: str, folder: Path, program: str = "run") -> list[str]:
+    """Returns the lines that a program prints. They are sorted, because ranks print in any order."""
+    return sorted(python(ROOT / "examples" / "many_machines" / f"{program}.py", place, cwd=folder).splitlines())
 
 
 def test_the_program_prints_what_the_page_says(place: str, tmp_path: Path) -> None:
@@ -36,3 +38,7 @@ def test_a_second_run_over_the_folder_starts_where_the_first_ended(tmp_path: Pat
     run(place, tmp_path)
     starts = re.findall(r"requests start at \[([^\]]*)\]", "\n".join(run(place, tmp_path)))
     assert len(starts) == 5 and set(", ".join(starts).split(", ")) == {"32"}
+
+
+def test_H4_requests_that_move_have_the_tokens_of_undisturbed_runs(place: str, tmp_path: Path) -> None:
+    assert run(place, tmp_path, "moves") == sorted(MOVED.splitlines())

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from tests.proof.mutation.catalogue import Mutant
 
 ROOT = Path(__file__).resolve().parents[3]
-COPIED = ("memstate", "kernels", "tools", "tests", "pyproject.toml")
+COPIED = ("memstate", "kernels", "tools", "tests", "examples", "pyproject.toml")
 OPTIONS = "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
 SAID, TAIL = 300, 2000  # numbers of characters kept of the message of a failing test, and of the output
 NOT_LINKED = {".git", ".venv", ".hypothesis", "build", "dist", "mutants", "shared", *COPIED}

@@ -34,7 +34,7 @@ class Front:
 
     def __init__(
         self, place: str, context: BaseContext, works: tuple[Callable[[str, Connection], None], ...] = (work, work),
-        patience: float = 5.0,
+        patience: float = 10.0,
     ) -> None:  # fmt: skip
         self.owners, self.most, self.patience = dict[str, Owner](), dict[str, int](), patience
         self.given = self.computed = 0

@@ -59,10 +59,10 @@ class Worker:
     """
 
     def __init__(self, store: Store, line: Connection) -> None:
-        self.kv = ms.Planes(KV, 64, ms.Backend("auto", device="cpu"))
+        self.kv = ms.Planes(KV, 256, ms.Backend("auto", device="cpu"))
         self.mem = ms.StateManager(
             WHOLE, slots=SLOTS, max_requests=SLOTS, tracking=ms.NoTracking(), prefix=ms.Prefix(),
-            pages=ms.Pages(size=PAGE, count=64, per_row=16),
+            pages=ms.Pages(size=PAGE, count=256, per_row=64),
             tiers=ms.Tiers(MODEL, host_slots=16, kv=self.kv, store=store),
         )  # fmt: skip
         self.line, self.here, self.said, self.serving, self.computed = line, dict[str, Here](), 0.0, True, 0

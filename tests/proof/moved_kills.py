@@ -40,6 +40,7 @@ import worker  # noqa: E402
 
 FILES = {str(FOLDER / name) for name in ("worker.py", "owner.py")}
 PROMPTS = {f"request {n}": tuple(70 * n + at for at in range(9 + 5 * n)) for n in range(3)}
+MOST = 48  # tokens of a request, with its prompt
 PATIENCE_S = 0.3
 SLEEPS_S = (0.02, 2 * PATIENCE_S, 99.0)  # at most until all requests have ended
 LATEST_S = 30.0
@@ -116,7 +117,7 @@ def serve(at: front.Front) -> None:
     """Serves three requests that move, pause, and move back."""
     first, second, third = PROMPTS
     for name, prompt in PROMPTS.items():
-        at.ask(name, prompt, moves.MOST, 0)
+        at.ask(name, prompt, MOST, 0)
     for name, prompt in PROMPTS.items():
         at.move(name, len(prompt), then=1)
     at.move(first, len(PROMPTS[first]) + 8)
@@ -149,7 +150,7 @@ def life(point: Point | None, sleep: float, folder: Path, expected: dict[str, An
     lives = {0, 1} - {point.place} if point and killed else {0, 1}
     if any(ended[place] for place in lives) or not lives <= {*at.left}:
         raise Wrong(f"processes ended with {ended}; {[*at.left]} said what is left")
-    if point is None and at.computed != len(PROMPTS) * (moves.MOST - 1):
+    if point is None and at.computed != len(PROMPTS) * (MOST - 1):
         raise Wrong(f"{at.computed} tokens computed: some twice, although nobody disturbed")
     return killed or at.stops > 0
 
@@ -161,7 +162,7 @@ def kill(kills: int, seed: int, tell: Callable[[str], None]) -> str:
         Wrong: something is wrong.
     """
     chance, began = random.Random(seed), time.monotonic()
-    expected = {name: moves.undisturbed(prompt) for name, prompt in PROMPTS.items()}
+    expected = {name: moves.undisturbed(prompt, MOST) for name, prompt in PROMPTS.items()}
     done, tried, reached = Counter[str](), 0, set[tuple[int, str]]()
     with tempfile.TemporaryDirectory(prefix="memstate-moved-") as place:
         life(None, 0, Path(place), expected)

@@ -43,7 +43,7 @@ PROMPTS = {f"request {n}": tuple(70 * n + at for at in range(9 + 5 * n)) for n i
 MOST = 48  # tokens of a request, with its prompt
 PATIENCE_S = 0.3
 SLEEPS_S = (0.02, 2 * PATIENCE_S, 99.0)  # at most until all requests have ended
-LATEST_S = 30.0
+LATEST_S = 20.0
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 

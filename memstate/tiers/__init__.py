@@ -13,6 +13,17 @@ from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.settings import Tiers
-from memstate.tiers.stores import FileStore, Mooncake, MooncakeStore, Outcome, Store
+from memstate.tiers.stores import FileStore, Mooncake, MooncakeStore, Objects, Outcome, Store
 
-__all__ = ["Fetch", "FileStore", "Mooncake", "MooncakeStore", "Outcome", "Prefetch", "Store", "TierManager", "Tiers"]
+__all__ = [
+    "Fetch",
+    "FileStore",
+    "Mooncake",
+    "MooncakeStore",
+    "Objects",
+    "Outcome",
+    "Prefetch",
+    "Store",
+    "TierManager",
+    "Tiers",
+]

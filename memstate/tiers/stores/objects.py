@@ -1,0 +1,236 @@
+"""Stores records as objects of S3, GCS or Azure, of a folder, or of this process's memory, through `obstore`.
+
+The record `state-<digest>` is the object `state/<digest>` below the URL, because stores list whole segments of names.
+This module does not check the contents of records: the reader does.
+"""
+
+import errno
+import importlib
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from memstate.checks import whole
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.sizes import format_bytes
+from memstate.tiers.stores.base import (
+    Bytes,
+    Outcome,
+    faults_of,
+    faults_since,
+    reason_of,
+    require_buffers,
+    require_names,
+)
+
+INSTALL = "pip install '.[objects]' in a checkout of memstate"
+URL = re.compile(r"(?:(?:s3|gs|az)://[\w.-]+|(?:file|memory)://(?=/))(?:/[^?#@]*)?")
+SECRETS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)  # parts of a URL that errors must not show
+THREADS = 16  # requests under way at a time: each mostly waits for the server
+BLOCK = 1 << 20  # bytes that a read moves at a time, so that it takes no second copy of the record
+KINDS = ("state", "kv", "row")
+PART = 16  # capacity / PART: bytes that are written before the records are listed again
+
+
+class Objects:
+    """A `Store` in a bucket, a container, a folder or this process's memory. Any number of machines may share it.
+
+    A server that says nothing costs a call about twice the `timeout`; then the rest of its records fail without a
+    request. If a process forks while it uses the store, the child must make its own store.
+
+    Args:
+        url: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder or memory:///. It has no
+            credentials: give them by `options`, or by the provider's variables of the environment.
+        capacity: Limit of the bytes of all records, None for no limit. When it is reached, the records that were
+            written first are deleted. Each process may exceed it by a sixteenth, and by what it is writing.
+        timeout: Seconds in which the server must connect, and begin or go on to answer. A whole record gets 30.
+        options: Settings of `obstore` for this kind of URL, such as `endpoint`, `region` and `client_options`.
+
+    Attributes:
+        faults: For each cause, the number of requests that failed with it: HTTP_503, TimedOut, ConnectionRefused, or
+            another name that `obstore` gives. EFBIG: a record is larger than the capacity.
+        evicted: Number of records that this process deleted to make room.
+
+    Raises:
+        InvalidArgument: The URL, the capacity or the timeout is not valid.
+        ConfigurationError: `obstore` is not installed or refuses the options, or the server does not list the records.
+
+    Example:
+        >>> Objects("memory:///").exists(["state-" + "0" * 64])
+        [False]
+    """
+
+    def __init__(self, url: str, capacity: int | None = None, timeout: float = 2.0, **options: Any) -> None:
+        if not isinstance(url, str) or not URL.fullmatch(url):
+            raise InvalidArgument(
+                f"url {SECRETS.sub('***', str(url))!r}: expected s3://bucket/prefix, gs://bucket/prefix, "
+                "az://container/prefix, file:///folder or memory:///; credentials go to options or the environment"
+            )
+        if not isinstance(timeout, int | float) or not 0.001 <= timeout <= 3600:
+            raise InvalidArgument(f"timeout={timeout!r}: expected seconds, from 0.001 to 3600")
+        self.url, self.timeout = url, timeout
+        self.capacity = None if capacity is None else whole("capacity", capacity)
+        self.faults: Counter[str] = Counter()
+        self.evicted = self._left = 0  # _left: bytes that may be written before the records are listed again
+        self._count, self._room = threading.Lock(), threading.Lock()
+        self._pool = ThreadPoolExecutor(THREADS, "memstate-objects")
+        told, seconds = sorted(options), timedelta(seconds=timeout)
+        client = {"connect_timeout": seconds, **options.pop("client_options", {})}
+        backoff = {"init_backoff": seconds / 40, "max_backoff": seconds / 4, "base": 2}
+        options = {"retry_config": {"max_retries": 3, "retry_timeout": seconds, "backoff": backoff}, **options}
+        options |= {"mkdir": True} if url.startswith("file:") else {}
+        try:
+            self._obstore: Any = importlib.import_module("obstore")
+            of = importlib.import_module("obstore.store").from_url
+            # An upload is silence to `read_timeout`. So uploads have none, and another request goes before them.
+            self._store = self._uploads = of(url, client_options=client, **options)
+            if not url.startswith("memory:"):
+                self._store = of(url, client_options={"read_timeout": seconds, **client}, **options)
+            next(iter(self._obstore.list(self._store, KINDS[0])), None)
+        except ImportError as error:
+            raise ConfigurationError(f"objects need obstore, which cannot be loaded: {error}; {INSTALL}") from error
+        except Exception as error:  # its text may show a credential
+            raise ConfigurationError(
+                f"objects in {url}, options {told}: {cause_of(error)}; expected options of obstore, a server that "
+                "answers, a bucket that exists, and credentials that may list, read, write and delete"
+            ) from None
+
+    def __repr__(self) -> str:
+        limit = "no limit" if self.capacity is None else f"at most {format_bytes(self.capacity)}"
+        return f"Objects({self.url!r}, {limit}, {self.faults.total()} faults)"
+
+    def register(self, memory: Tensor) -> None:
+        """Does nothing, because objects can be read into any memory."""
+
+    def close(self) -> None:
+        """Ends the threads of the store, after the requests under way."""
+        self._pool.shutdown()
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """Returns for each name whether its record is there. If the request fails: False, and `faults` counts it.
+
+        Raises:
+            InvalidArgument: A name is not valid.
+            OSError: The requests failed for all names. The text has the causes.
+        """
+        require_names(names)
+        before = faults_of(self)
+        outcomes = self._each(self._exists, names)
+        if names and set(outcomes) == {Outcome.FAILED}:
+            raise OSError(f"exists of {len(names)} records with {self!r}: {faults_since(self, before)}")
+        return [outcome is Outcome.DONE for outcome in outcomes]
+
+    def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        """Reads each record into its buffer. If its size is wrong, the record is deleted, because it is damaged.
+
+        Raises:
+            InvalidArgument: Names or buffers are not valid; nothing was read.
+        """
+        require_buffers(names, buffers, written=True)
+        return self._each(self._get, names, buffers)
+
+    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        """Writes each record that is not there yet. Replaces a record of a wrong size.
+
+        Raises:
+            InvalidArgument: Names or buffers are not valid; nothing was written.
+        """
+        require_buffers(names, buffers, written=False)
+        return self._each(self._put, names, buffers, gone=Outcome.FAILED)
+
+    def discard(self, names: Sequence[str]) -> None:
+        """Deletes records whose contents are wrong, so that they can be written again."""
+        require_names(names)
+        self._each(self._discard, names)
+
+    def _each(
+        self, work: Callable[..., Outcome], *columns: Sequence[Any], gone: Outcome = Outcome.MISSING
+    ) -> list[Outcome]:
+        """Calls a function for each record, several at a time. Counts a request that fails, and goes on.
+
+        When every request has failed for `timeout` seconds, the records that are left fail for the same cause.
+
+        Args:
+            work: The function. Its arguments: the path of the object, then those in `columns`.
+            columns: For each record: its name, then further arguments of the function.
+            gone: The outcome if there is no such object; for an upload, there is no bucket.
+        """
+        heard, silent = time.monotonic(), ""  # when a request succeeded last, and why later ones have failed
+
+        def one(name: str, *more: Bytes) -> Outcome:
+            nonlocal heard, silent
+            outcome, cause = Outcome.FAILED, silent if time.monotonic() - heard > self.timeout else ""
+            if not cause:
+                try:
+                    outcome = work(name.replace("-", "/", 1), *more)
+                except Exception as error:
+                    outcome = gone if isinstance(error, FileNotFoundError) else Outcome.FAILED
+                    cause = cause_of(error) if outcome is Outcome.FAILED else ""
+                heard, silent = (heard, cause) if cause else (time.monotonic(), "")
+            if cause:
+                with self._count:
+                    self.faults[cause] += 1
+            return outcome
+
+        return list(self._pool.map(one, *columns))
+
+    def _exists(self, path: str) -> Outcome:
+        self._obstore.head(self._store, path)
+        return Outcome.DONE
+
+    def _discard(self, path: str) -> Outcome:
+        self._obstore.delete(self._store, path)
+        return Outcome.DONE
+
+    def _get(self, path: str, buffer: Bytes) -> Outcome:
+        found, at = self._obstore.get(self._store, path), 0
+        if found.meta["size"] == len(buffer):
+            for block in found.stream(BLOCK):
+                buffer[at : at + len(block)] = np.frombuffer(block, np.uint8)
+                at += len(block)
+            if at == len(buffer):  # not if a file became shorter meanwhile
+                return Outcome.DONE
+        with suppress(Exception):  # it may be deleted already
+            self._discard(path)
+        return Outcome.DAMAGED
+
+    def _put(self, path: str, buffer: Bytes) -> Outcome:
+        with suppress(FileNotFoundError):
+            if self._obstore.head(self._store, path)["size"] == len(buffer):
+                return Outcome.DONE
+        if self.capacity is not None:
+            self._reserve(len(buffer), self.capacity)
+        self._obstore.put(self._uploads, path, buffer.data, use_multipart=False)  # one request: nobody sees a part
+        return Outcome.DONE
+
+    def _reserve(self, nbytes: int, capacity: int) -> None:
+        """Reserves room for a record. Deletes those that were written first, by the server's clock, for more room."""
+        if nbytes > capacity:
+            raise OSError(errno.EFBIG, f"a record of {nbytes} bytes, capacity {capacity}")
+        with self._room:
+            if self._left < nbytes:
+                listed = (one for kind in KINDS for part in self._obstore.list(self._store, kind) for one in part)
+                found = sorted((one["last_modified"], one["path"], one["size"]) for one in listed)
+                room, freed = max(nbytes, capacity // PART), np.cumsum([0, *(size for *_, size in found)])
+                gone = [path for _, path, _ in found[: int(np.searchsorted(freed, freed[-1] + room - capacity))]]
+                with suppress(FileNotFoundError):  # another process has deleted one of them
+                    self._obstore.delete(self._store, gone)
+                self._left, self.evicted = room, self.evicted + len(gone)
+            self._left -= nbytes
+
+
+def cause_of(error: Exception) -> str:
+    """Returns the cause of a failed request in one word, and nothing of a URL or a credential."""
+    told = re.sub(r'"(?:\\.|[^"\\])*"', "", str(error).partition("Debug source:")[2])
+    if status := re.search(r"status: (\d+)", told):
+        return f"HTTP_{status[1]}"
+    return (re.findall(r"\s([A-Z]\w+)(?=[,({\s])", told) or [reason_of(error)])[-1]

@@ -3,6 +3,7 @@
 This module does not check the contents of records: the reader does.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +39,8 @@ class FileStore:
 
     Attributes:
         faults: For each name of an errno, the number of system calls that failed with it. EFBIG: a record is larger
-            than the capacity.
+            than the capacity. ETIME: a record being written was deleted, by a clean-up that took another clock for the
+            folder's, as older releases do.
 
     Raises:
         UnsafeFolder: Other users could write to the folder.
@@ -196,7 +198,10 @@ class FileStore:
                     os.fsync(file)
             finally:
                 os.close(file)
-            os.replace(temporary, name, src_dir_fd=shard, dst_dir_fd=shard)
+            try:
+                os.replace(temporary, name, src_dir_fd=shard, dst_dir_fd=shard)
+            except FileNotFoundError as error:
+                raise OSError(errno.ETIME, "another clock's clean-up has deleted the record being written") from error
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=shard)

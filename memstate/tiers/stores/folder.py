@@ -12,7 +12,6 @@ import errno
 import os
 import re
 import threading
-import time
 import zlib
 from array import array
 from collections import Counter
@@ -108,9 +107,7 @@ class Folder:
                 with explained(shard, self.shared, root, self._text), suppress(FileNotFoundError):
                     shut(open_folder(shard, self.shared, root))
             with closing(make_folder(SHARDS[0], self.shared, root)) as first:
-                probe = self.temporary()
-                os.close(os.open(probe, CREATE, FILE_MODE, dir_fd=first))
-                os.unlink(probe, dir_fd=first)
+                self._now(first)
             if self.durable:
                 os.fsync(root)
                 for new in (self.path, *made):
@@ -154,6 +151,13 @@ class Folder:
     def temporary() -> str:
         """Returns a name for a temporary file that no other thread, process or machine chooses."""
         return f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
+
+    def _now(self, shard: int) -> float:
+        """Returns the time of a file just written to a shard: the folder's clock, which all its machines share."""
+        probe = self.temporary()
+        with closing(os.open(probe, CREATE, FILE_MODE, dir_fd=shard)) as file:
+            os.unlink(probe, dir_fd=shard)
+            return os.fstat(file).st_mtime
 
     def fault(self, error: OSError) -> None:
         """Counts a system call that failed."""
@@ -238,7 +242,7 @@ class Folder:
                 if record:
                     times.append(status.st_mtime_ns)
                     sizes.append(status.st_size)
-                elif time.time() - status.st_mtime > STALE_S:
+                elif self._now(shard) - status.st_mtime > STALE_S:
                     os.unlink(entry.name, dir_fd=shard)
         return times, sizes
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from memstate import Plane, StateLayout
-from memstate.errors import InvalidArgument
 from memstate.tiers.records import FLAWS, RecordFormat
 from memstate.tiers.stores.base import Outcome
 from memstate.tiers.stores.file import FileStore
-from tests.support.file_case import OLD, files, get, holds, key, keys, place, put, record
+from tests.support.file_case import OLD, get, holds, keys, place, put, record
 
 MISSING, DONE, DAMAGED, FAILED = Outcome
 
@@ -53,21 +52,6 @@ def test_a_use_is_noted_once_a_minute(store: FileStore) -> None:
         before = path.stat().st_mtime
         assert holds(store, "a", record(0))
         assert (path.stat().st_mtime != before) == noted
-
-
-NAMES = ["", "a/b", "..", ".", ".hidden", "a.tmp", "/etc/passwd", "a" * 101, "a\n", "a\0", "ä", "a b", "\\", b"a", None]
-NAMES += ["a", "id_rsa", "kv-", "0" * 64, f"kv-{'0' * 63}", f"kv-{'0' * 65}", f"kv-{'A' * 64}", f"kv-{'0' * 64}\n"]
-NAMES += [f"other-{'0' * 64}", f"state-{'g' * 64}", f"/kv-{'0' * 64}", f"kv-{'0' * 64}".encode()]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_names_that_no_record_gets_are_refused(name: Any, store: FileStore) -> None:
-    before = files(store)
-    names, buffers = [key("a"), name], [record(0), record(1)]
-    for call, *more in ((store.exists,), (store.get, buffers), (store.put, buffers), (store.discard,)):
-        with pytest.raises(InvalidArgument, match="expected state- or kv-"):
-            call(names, *more)
-    assert files(store) == before
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -18,8 +18,8 @@ from memstate.tiers.stores import mooncake
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
 from memstate.tiers.stores.mooncake_client import P2P
-from tests.support.mooncake_rig import PATIENCE_S, fresh
-from tests.support.mooncake_server import HOST, until
+from tests.support.loopback import HOST, PATIENCE_S, until
+from tests.support.store_rig import fresh
 
 MISSING, DONE, DAMAGED, FAILED = Outcome
 NAME = fresh()

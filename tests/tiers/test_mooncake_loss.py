@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from memstate.tiers.stores.base import Outcome
-from tests.support.mooncake_rig import PATIENCE_S, SIZE, Rig, fresh, peer
-from tests.support.mooncake_server import running_master, until
+from memstate.tiers.stores.mooncake import MooncakeStore
+from tests.support.loopback import PATIENCE_S, until
+from tests.support.mooncake_server import running_master
+from tests.support.store_rig import SIZE, Rig, fresh, peer
 
 MISSING, DONE, _, FAILED = Outcome
 
 
 def test_a_full_store_refuses_and_evicts(generator: torch.Generator) -> None:
     with running_master() as own:
-        rig = Rig(own.settings(segment_bytes=16 << 20))
+        rig = Rig(MooncakeStore(own.settings(segment_bytes=16 << 20)))
         wanted = rig.fill(generator, 0)
         names = [fresh() for _ in range(3 * (16 << 20) // SIZE)]
         outcomes = rig.store.put(names, rig.buffers(0) * len(names))
@@ -31,7 +33,7 @@ def test_a_full_store_refuses_and_evicts(generator: torch.Generator) -> None:
 
 def test_a_process_that_leaves_takes_its_records_along(generator: torch.Generator) -> None:
     with running_master() as own:
-        keeper, rig = Rig(own.settings()), Rig(own.settings(segment_bytes=0))
+        keeper, rig = Rig(MooncakeStore(own.settings())), Rig(MooncakeStore(own.settings(segment_bytes=0)))
         name = fresh()
         wanted = keeper.fill(generator, 0)
         assert keeper.store.put([name], keeper.buffers(0)) == [DONE]
@@ -48,7 +50,7 @@ def test_a_master_that_is_killed_and_comes_back(generator: torch.Generator) -> N
     def story(http: bool) -> None:
         with running_master() as own:
             settings = own.settings(http=http)
-            rig = Rig(settings)
+            rig = Rig(MooncakeStore(settings))
             before, lost, after, theirs = (fresh() for _ in range(4))
             wanted = rig.fill(generator, *range(3))
             assert rig.store.put([before], rig.buffers(0)) == [DONE]
@@ -75,7 +77,7 @@ def test_a_master_that_is_killed_and_comes_back(generator: torch.Generator) -> N
             until(lambda: rig.store.put([after], rig.buffers(2)) == [DONE], "the store does not work again")
             assert rig.store.get([before, after, lost], rig.buffers(4, 5, 6)) == [MISSING, DONE, MISSING]
             assert rig.holds([wanted[2]], 5)
-            other = peer(replace(settings, segment_bytes=0), after, theirs, 7)
+            other = peer(f"MooncakeStore({replace(settings, segment_bytes=0)!r})", after, theirs, 7)
             assert rig.store.get([theirs], rig.buffers(7)) == [DONE]
             assert rig.holds([wanted[2] ^ 7], 7)
             other.communicate()
@@ -87,7 +89,7 @@ def test_a_master_that_is_killed_and_comes_back(generator: torch.Generator) -> N
 
 def test_a_master_that_freezes_and_goes_on(generator: torch.Generator) -> None:
     with running_master() as own:
-        rig = Rig(own.settings(timeout=1.0))
+        rig = Rig(MooncakeStore(own.settings(timeout=1.0)))
         name = fresh()
         wanted = rig.fill(generator, 0)
         assert rig.store.put([name], rig.buffers(0)) == [DONE]

@@ -209,7 +209,9 @@ class Objects:
                 return Outcome.DONE
         if self.capacity is not None:
             self._reserve(len(buffer), self.capacity)
-        self._obstore.put(self._uploads, path, buffer.data, use_multipart=False)  # one request: nobody sees a part
+        # In one request, so that nobody sees a part. A store in memory keeps what it is given, so it gets a copy.
+        data = buffer.tobytes() if self._uploads is self._store else buffer.data
+        self._obstore.put(self._uploads, path, data, use_multipart=False)
         return Outcome.DONE
 
     def _reserve(self, nbytes: int, capacity: int) -> None:

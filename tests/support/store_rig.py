@@ -1,32 +1,35 @@
-"""Makes a Mooncake store with registered memory, and starts a second process that uses the same store."""
+"""Makes memory for the records of a store, and starts a second process that uses the same store."""
 
 import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.stores.base import Bytes
-from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
 
-SIZE = 100_003  # bytes of a record: odd, and more than one slice of the client
+SIZE = 100_003  # bytes of a record: odd, and more than one slice of Mooncake's client
 RECORDS = 24
-PATIENCE_S = 60.0  # limit for calls that must not hang
 ROOT = Path(__file__).parents[2]
 
 fresh = (f"kv-{number:064x}" for number in count()).__next__
 
 
 class Rig:
-    """A store and its registered memory, with records 0..RECORDS-1."""
+    """A store and its registered memory, with records 0..RECORDS-1.
 
-    def __init__(self, settings: Mooncake) -> None:
-        self.pool = RecordPool(RECORDS, SIZE)
-        self.store = MooncakeStore(settings)
+    Args:
+        store: the store.
+        again: source text that opens the same store in another process; "": no other process can.
+    """
+
+    def __init__(self, store: Any, again: str = "") -> None:
+        self.pool, self.store, self.again = RecordPool(RECORDS, SIZE), store, again
         self.store.register(self.pool.memory)
 
     def buffers(self, *records: int) -> list[Bytes]:
@@ -44,9 +47,8 @@ class Rig:
 
 PEER = f"""
 import sys, torch
-from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
-master, metadata, segment, read, write, seed = sys.argv[1:]
-store = MooncakeStore(Mooncake(master, metadata=metadata, segment_bytes=int(segment)))
+from memstate.tiers import FileStore, Mooncake, MooncakeStore, Objects
+store, read, write, seed = eval(sys.argv[1]), *sys.argv[2:]
 memory = torch.zeros(2, {SIZE}, dtype=torch.uint8)
 store.register(memory)
 print([outcome.name for outcome in store.get([read], [memory[0].numpy()])], flush=True)
@@ -56,11 +58,10 @@ sys.stdin.read()
 """
 
 
-def peer(settings: Mooncake, read: str, write: str, seed: int) -> "subprocess.Popen[str]":
+def peer(again: str, read: str, write: str, seed: int) -> "subprocess.Popen[str]":
     """Starts another process and returns when it has read one record and written another. It ends with its input."""
-    where = (settings.master, settings.metadata, str(settings.segment_bytes))
     made = subprocess.Popen(
-        [sys.executable, "-c", PEER, *where, read, write, str(seed)], cwd=ROOT, text=True,
+        [sys.executable, "-c", PEER, again, read, write, str(seed)], cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     assert made.stdout is not None

@@ -17,7 +17,9 @@ from memstate.tiers.stores.objects import INSTALL
 from tests.support.loopback import HOST, PATIENCE_S, Program
 
 BUCKET = "bucket"
+SILENCE_S = 3.0  # longer than any time limit of the tests
 SECRETS = {"access_key_id": "an-id-of-a-key", "secret_access_key": "the/secret+of-this-key"}
+SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=me/20260101/us-east-1/s3/aws4_request"}  # anyone but nobody
 ANSWERS = {"503": 503, "denied": 403, "moved": 301}  # fault -> status of the answer, without asking the server
 
 
@@ -33,6 +35,10 @@ class S3(Program):
     def __init__(self) -> None:
         super().__init__(1)
 
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.ports[0]}"
+
     def command(self) -> list[str]:
         return ["-m", "moto.server", "-H", HOST, "-p", str(self.ports[0])]
 
@@ -44,7 +50,7 @@ class S3(Program):
         """Sends a request. Returns status, headers and body of the answer."""
         connection = HTTPConnection(HOST, self.ports[0], timeout=PATIENCE_S)
         try:
-            connection.request(method, path, body, headers or {})
+            connection.request(method, path, body, headers or SIGNED)
             answer = connection.getresponse()
             return answer.status, dict(answer.headers), answer.read()
         finally:
@@ -64,11 +70,11 @@ class Proxy(ThreadingHTTPServer):
 
         503, denied, moved   the server is not asked
         lost                 neither; the connection ends
-        silent               neither; there is no answer before `wakes` is set
+        silent               neither; there is no answer for SILENCE_S, or until `wakes` is set
         unheard              the server is asked, and the connection ends without its answer
         cut                  half of the answer, then the connection ends
         slow                 the answer comes in 32 pieces
-        flipped              one bit of the answer's body is another
+        flipped              one bit of the object that is read or written is another
         gone                 somebody deletes the object just before
 
     Attributes:
@@ -97,6 +103,7 @@ class Proxy(ThreadingHTTPServer):
 
 class _Passing(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # otherwise some answers wait for 40 ms
     server: Proxy
 
     def log_message(self, *_: Any) -> None:
@@ -109,15 +116,16 @@ class _Passing(BaseHTTPRequestHandler):
         self.server.paths.append(self.path)
         self.close_connection = kind in ("lost", "unheard", "cut", "silent")
         if kind == "silent":
-            self.server.wakes.wait()
+            self.server.wakes.wait(SILENCE_S)
         if kind in ANSWERS:
             self._answer(ANSWERS[kind], {}, b"")
         elif kind not in ("lost", "silent"):
             if kind == "gone":
                 self.server.server.ask("DELETE", self.path)
-            status, headers, found = self.server.server.ask(self.command, self.path, body, dict(self.headers))
-            if kind == "flipped" and found:
-                found = found[:-1] + bytes([found[-1] ^ 4])
+            status, headers, found = self.server.server.ask(
+                self.command, self.path, _flipped(body) if kind == "flipped" else body, dict(self.headers)
+            )
+            found = _flipped(found) if kind == "flipped" else found
             if kind != "unheard":
                 self._answer(status, headers, found, kind)
 
@@ -135,6 +143,10 @@ class _Passing(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass
+
+
+def _flipped(body: bytes) -> bytes:
+    return body[:-1] + bytes([body[-1] ^ 4]) if body else body
 
 
 @contextmanager

@@ -1,0 +1,244 @@
+"""What only stores of objects do, over a real S3 server whose answers a proxy makes late, wrong or none."""
+
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memstate import logs, metrics
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.sizes import format_bytes
+from memstate.tiers import Objects
+from memstate.tiers.stores import objects
+from memstate.tiers.stores.base import Outcome
+from tests.support.file_case import get, holds, key, keys, put, record
+from tests.support.object_server import BUCKET, SECRETS, Proxy, running_proxy
+from tests.support.tiered_small import push_down, tiered, whole
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]' in a checkout")
+MISSING, DONE, DAMAGED, FAILED = Outcome
+EVERY: list[str] = [*SECRETS.values(), "the%2Fsecret", "secret+of"]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Proxy]:
+    with running_proxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(running: Proxy) -> Iterator[Proxy]:
+    """A proxy whose requests have no fault, and have not been counted yet."""
+    running.seen.clear()
+    running.wakes.clear()
+    yield running
+    running.fault = lambda method, path: ""
+    running.wakes.set()
+
+
+def only(method: str, kind: str, times: int = 10**6) -> Any:
+    """Returns a choice of faults: the first so many requests of a method have a fault."""
+    left = iter(range(times))
+    return lambda asked, path: kind if asked == method and next(left, None) is not None else ""
+
+
+# -- faults of one request -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "outcome", "cause"),
+    [
+        ("503", 2, DONE, ""), ("503", 99, FAILED, "HTTP_503"), ("denied", 1, FAILED, "HTTP_403"),
+        ("moved", 1, FAILED, "BareRedirect"), ("lost", 1, DONE, ""), ("lost", 99, FAILED, "IncompleteMessage"),
+        ("unheard", 1, DONE, ""), ("cut", 1, DONE, ""), ("slow", 1, DONE, ""), ("silent", 9, FAILED, "TimedOut"),
+        ("gone", 1, MISSING, ""),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_read_costs_that_record(kind: str, times: int, outcome: Outcome, cause: str, proxy: Proxy) -> None:
+    store, names, data = (
+        proxy.store(f"get-{kind}-{times}", timeout=1.0),
+        keys("abc"),
+        [record(n, 5001) for n in range(3)],
+    )
+    assert store.put(names, data) == [DONE] * 3 and store.exists(names) == [True] * 3
+    faulty = only("GET", kind, times)
+    proxy.fault = lambda method, path: faulty(method, path) if path.endswith(names[1][3:]) else ""
+    buffers = [np.zeros(5001, np.uint8) for _ in names]
+    assert store.get(names, buffers) == [DONE, outcome, DONE]
+    assert all((a == b).all() for a, b, got in zip(data, buffers, [1, outcome is DONE, 1], strict=True) if got)
+    assert store.faults == ({cause: 1} if cause else {}) and 0 < proxy.seen["GET", kind] <= times
+    proxy.fault = lambda method, path: ""
+    assert get(store, "b", 5001)[0] is (MISSING if kind == "gone" else DONE)
+    assert store.exists(names) == [True, kind != "gone", True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "outcome", "cause", "there"),
+    [
+        ("503", 2, DONE, "", True), ("503", 99, FAILED, "HTTP_503", False), ("denied", 1, FAILED, "HTTP_403", False),
+        ("lost", 99, FAILED, "IncompleteMessage", False), ("unheard", 1, DONE, "", True),
+        ("unheard", 99, FAILED, "IncompleteMessage", True), ("slow", 1, DONE, "", True),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_write_leaves_the_record_whole_or_missing(
+    kind: str, times: int, outcome: Outcome, cause: str, there: bool, proxy: Proxy
+) -> None:
+    prefix = f"put-{kind}-{times}"
+    store, data = proxy.store(prefix, timeout=1.0), record(1, 5001)
+    proxy.fault = only("PUT", kind, times)
+    assert put(store, "a", data) is outcome and store.faults == ({cause: 1} if cause else {})
+    proxy.fault = lambda method, path: ""
+    found = {path: size for path, size in proxy.server.objects().items() if path.startswith(prefix)}
+    assert found == ({f"{prefix}/{key('a').replace('-', '/')}": 5001} if there else {})
+    assert holds(store, "a", data) == there and put(store, "a", data) is DONE and holds(store, "a", data)
+
+
+@pytest.mark.parametrize("call", ["exists", "get", "put", "discard"])
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("silent", "TimedOut"), ("503", "HTTP_503"), ("stopped", "ConnectionRefused")]
+)
+def test_a_server_that_is_gone_costs_a_few_requests_whatever_is_asked(
+    call: str, kind: str, cause: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most `THREADS` requests are under way, and none begins after the timeout. Each has at most three retries."""
+    names = [f"kv-{n:064x}" for n in range(2000)]
+    store, buffers = proxy.store("gone", timeout=0.2), [np.zeros(8, np.uint8)] * len(names)
+    monkeypatch.setattr(objects, "THREADS", 4)
+    if kind == "stopped":
+        options = proxy.options()
+        with pytest.raises(
+            ConfigurationError, match=r"objects in s3://bucket/gone, options \[.*\]: ConnectionRefused; expected"
+        ):
+            Objects(f"s3://{BUCKET}/gone", **options | {"endpoint": "http://127.0.0.1:1"})
+        return
+    proxy.fault = lambda method, path: kind
+    if call == "exists":
+        with pytest.raises(OSError, match=rf"exists of 2000 records with Objects\('s3://bucket/gone', .*: {cause}$"):
+            store.exists(names)
+    elif call == "discard":
+        store.discard(names)
+    else:
+        assert getattr(store, call)(names, buffers) == [FAILED] * len(names)
+    assert store.faults == {cause: len(names)} and proxy.seen.total() < len(names)
+    proxy.fault = lambda method, path: ""
+    proxy.wakes.set()
+    assert store.put(names[:2], buffers[:2]) == [DONE] * 2
+
+
+def test_a_server_that_freezes_or_is_killed_loses_no_truth(proxy: Proxy) -> None:
+    store, data = proxy.store("kill", timeout=0.3), record(0)
+    direct = Objects(f"s3://{BUCKET}/kill", timeout=0.3, **proxy.options() | {"endpoint": proxy.server.url})
+    assert put(store, "a", data) is DONE and holds(direct, "a", data)
+    with proxy.server.frozen():
+        assert get(direct, "a")[0] is FAILED and put(direct, "b", data) is FAILED and direct.faults == {"TimedOut": 2}
+    assert holds(direct, "a", data)
+    proxy.server.kill()
+    assert get(direct, "a")[0] is FAILED and direct.faults["ConnectionRefused"] == 1
+    proxy.server.start()  # without the objects
+    assert get(direct, "a")[0] is MISSING and put(direct, "a", data) is DONE and holds(store, "a", data)
+
+
+def test_a_bucket_that_goes_away_is_named(proxy: Proxy) -> None:
+    with pytest.raises(ConfigurationError, match=r"objects in s3://no-bucket/x, .*: HTTP_404; .* a bucket that exists"):
+        Objects("s3://no-bucket/x", **proxy.options())
+    assert proxy.server.ask("PUT", "/short-lived")[0] == 200
+    store = Objects("s3://short-lived", **proxy.options())
+    assert proxy.server.ask("DELETE", "/short-lived")[0] == 204
+    assert put(store, "a", record(0)) is FAILED and store.faults == {"HTTP_404": 1}
+    assert get(store, "a")[0] is MISSING
+
+
+# -- capacity --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["memory:///", "file://{}/new"])
+def test_the_first_written_go_and_no_more_than_must(url: str, tmp_path: Path) -> None:
+    store = Objects(url.format(tmp_path), capacity=3200)
+    for n in range(40):
+        assert put(store, f"n{n}", record(n)) is DONE and put(store, f"n{n}", record(n)) is DONE
+        there = store.exists(keys(f"n{k}" for k in range(n + 1)))
+        assert n < 30 or there == [False] * (n + 1 - sum(there)) + [True] * sum(there)
+        assert 100 * sum(there) <= 3200 and sum(there) >= min(n + 1, 30) and store.evicted == n + 1 - sum(there)
+    assert put(store, "big", record(0, 3201)) is FAILED and store.faults == {"EFBIG": 1} and store.evicted >= 8
+    assert put(store, "exact", record(0, 3200)) is DONE and sum(store.exists(keys(f"n{k}" for k in range(40)))) == 0
+
+
+def test_two_writers_keep_a_capacity_that_counts_records_alone(proxy: Proxy) -> None:
+    """The server lists 1 000 objects at a time, and has others' objects below the same prefix."""
+    assert proxy.server.ask("PUT", f"/{BUCKET}/shared/others", b"x" * 9999)[0] == 200
+    stores = [proxy.store("shared", capacity=2000) for _ in range(2)]
+    for n in range(0, 30, 10):
+        for store in stores:
+            store.put(keys(f"{id(store)} {k}" for k in range(n, n + 10)), [record(k) for k in range(n, n + 10)])
+    found = {path: size for path, size in proxy.server.objects().items() if path.startswith("shared/")}
+    assert found.pop("shared/others") == 9999 and 1000 < sum(found.values()) <= 2000 + 2000 // 16 + 10 * 100
+    assert all(store.evicted and not store.faults for store in stores)
+    proxy.fault = only("POST", "denied")  # the deletion of many objects
+    late = (put(stores[0], f"late {n}", record(n)) for n in range(99))
+    assert FAILED in late and stores[0].faults == {"HTTP_403": 1}
+
+
+# -- URLs, options and credentials -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("", "''"), ("bucket", "'bucket'"), (3, "'3'"), ("s3://", "'s3://'"), ("s3:bucket", "'s3:bucket'"),
+        ("s3://bu cket", "'s3://bu cket'"), ("https://bucket.s3.amazonaws.com/x", "'https://bucket"), ("file://host/x", "'file://"),
+        ("file:x", "'file:x'"), ("memory://x", "'memory://x'"), ("redis://x", "'redis://x'"),
+        ("s3://user:SECRET@bucket/x", r"'s3://\*\*\*bucket/x'"), ("s3://SECRET@bucket", r"'s3://\*\*\*bucket'"),
+        ("az://c/x?sv=1&sig=SECRET", r"'az://c/x\*\*\*'"), ("s3://b/x#SECRET\nSECRET", r"'s3://b/x\*\*\*'"),
+    ],
+)  # fmt: skip
+def test_urls_that_cannot_be_meant_are_refused_without_their_secrets(url: Any, shown: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=rf"url {shown}.*: expected s3://bucket/prefix, .*; credentials go"
+    ) as said:
+        Objects(url)
+    assert "SECRET" not in "".join(traceback.format_exception(said.value))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"timeout": 0}, InvalidArgument, "timeout=0: expected seconds"),
+        ({"timeout": "1"}, InvalidArgument, "timeout='1': expected seconds"),
+        ({"capacity": 0}, InvalidArgument, "capacity"),
+        ({"nonsense": 1}, ConfigurationError, r"memory:///, options \['nonsense'\]: BaseError; expected options"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: Any, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        Objects("memory:///", **settings)
+
+
+def test_without_obstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(objects.importlib.import_module("sys").modules, "obstore", None)
+    with pytest.raises(
+        ConfigurationError, match=r"objects need obstore, .*; pip install '\.\[objects\]' in a checkout"
+    ):
+        Objects("memory:///")
+
+
+def test_credentials_are_in_no_log_error_figure_or_inspection(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = proxy.store("hidden", capacity=1 << 20)
+    mem = tiered(tiers={"store": store})
+    proxy.fault = lambda method, path: "denied"
+    for n in range(3):
+        push_down(mem, whole(n))
+    with pytest.raises(OSError, match="HTTP_403") as asked:
+        store.exists([key("a")])
+    with pytest.raises(ConfigurationError, match="HTTP_403") as opened:
+        proxy.store("hidden")
+    logged = [f"{line.getMessage()} {getattr(line, logs.FIELDS, '')}" for line in caplog.records]
+    assert any("HTTP_403" in line for line in logged) and store.faults.keys() == {"HTTP_403"}
+    errors = [line for error in (asked, opened) for line in traceback.format_exception(error.value)]
+    state = [repr(vars(store)), repr(mem.stats()), repr(mem.inspect()), repr(metrics.collector(mem).collect())]
+    assert f"Objects('s3://bucket/hidden', at most {format_bytes(1 << 20)}" in repr(store)
+    assert not [secret for secret in EVERY for text in [*logged, *errors, *state, repr(store)] if secret in text]

@@ -86,7 +86,6 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, server: S3) -> None:
         self.server, self.seen, self.wakes = server, Counter[tuple[str, str]](), threading.Event()
         self.fault: Callable[[str, str], str] = lambda method, path: ""
-        self.paths: list[str] = []
         super().__init__((HOST, 0), _Passing)
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -113,7 +112,6 @@ class _Passing(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         kind = self.server.fault(self.command, self.path)
         self.server.seen[self.command, kind] += 1
-        self.server.paths.append(self.path)
         self.close_connection = kind in ("lost", "unheard", "cut", "silent")
         if kind == "silent":
             self.server.wakes.wait(SILENCE_S)

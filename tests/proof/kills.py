@@ -1,10 +1,11 @@
-"""Kills serving processes again and again. Each process starts with the files that those before it have left:
+"""Kills serving processes again and again. Each process starts with the records that those before it have left:
 
-    python -m tests.proof.kills --kills 2000 [--seed 1]
+    python -m tests.proof.kills --kills 2000 [--seed 1] [--objects]
 
-Each process serves conversations over tiers with a `FileStore`, with threads that write and read. From the tokens, it
+Each process serves conversations over tiers with a `FileStore`, or with `Objects` of an S3 server, with threads that
+write and read. From the tokens, it
 checks every state that a step reads, and every KV page. SIGKILL ends it at a random moment; half
-of the processes first serve a few turns. Then this program reads every new file of the folder itself.
+of the processes first serve a few turns. Then this program reads every new record itself.
 
 Ends with 1 at the first wrong byte, crash or fault of the store, or if a record is missing although nothing evicts.
 """
@@ -19,6 +20,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,10 +30,11 @@ import torch
 from numpy.typing import NDArray
 
 import memstate as ms
-from memstate.tiers import FileStore
+from memstate.tiers import FileStore, Objects
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import RECORD
 from memstate.tokens import SaltedTokens, encode
+from tests.support.object_server import BUCKET, S3, SECRETS
 from tests.support.processes import ended, in_child
 from tests.support.tiered import History, Tiered, page_bytes, state_bytes, written
 from tests.support.tiered_small import PAGE, fetch
@@ -93,7 +97,7 @@ def prompt(n: int, turn: int) -> list[int]:
     return tokens
 
 
-def server(setting: Setting, store: FileStore | None) -> Tiered:
+def server(setting: Setting, store: FileStore | Objects | None) -> Tiered:
     tiers = {"store": store, "write": setting.write, "threads": 2, "host_slots": 6, "host_pages": 24}
     return Tiered(setting.tracking, tiers, pages=40, slots=10)
 
@@ -102,17 +106,14 @@ class Process:
     """A server over the files of a folder, in a process that may be killed at any time.
 
     Args:
-        path: folder of the store.
-        setting: how to serve.
+        folder: where its records are, and how to serve.
         chance: random numbers that choose the turns.
         newest: number of the newest conversation.
         counts: the figures that COUNTED names, summed over all processes, in memory shared with the parent.
     """
 
-    def __init__(
-        self, path: Path, setting: Setting, chance: random.Random, newest: int, counts: NDArray[np.int64]
-    ) -> None:
-        self.store = FileStore(path, setting.capacity, setting.durable)
+    def __init__(self, folder: "Folder", chance: random.Random, newest: int, counts: NDArray[np.int64]) -> None:
+        setting, self.store = folder.setting, folder.store()
         self.at, self._setting, self._chance, self._newest = server(setting, self.store), setting, chance, newest
         self._counts, self._before, self.turns = counts, counts.copy(), 0
 
@@ -171,6 +172,14 @@ class Folder:
             form.kind: (form, bytes_of) for form, bytes_of in zip(forms, (state_bytes, page_bytes), strict=True)
         }
 
+    def store(self) -> FileStore | Objects:
+        """Opens the store in a process that will be killed."""
+        return FileStore(self.path, self.setting.capacity, self.setting.durable)
+
+    def found(self) -> dict[str, Callable[[], bytes]]:
+        """Returns for each file its name and what reads it."""
+        return {path.name: path.read_bytes for path in self.path.rglob("*") if path.is_file()}
+
     def know(self, n: int) -> None:
         """Notes the tokens of conversation n."""
         for turn in range(TURNS):
@@ -179,20 +188,20 @@ class Folder:
                 self.known[key] = text[: at * PAGE]
 
     def look(self) -> None:
-        """Reads every new file.
+        """Reads every new record.
 
         Raises:
             Wrong: a record has wrong bytes, or is missing although nothing evicts.
         """
-        files = {path.name: path for path in self.path.rglob("*") if path.is_file()}
-        records = {name: path for name, path in files.items() if RECORD.fullmatch(name)}
+        files = self.found()
+        records = {name: read for name, read in files.items() if RECORD.fullmatch(name)}
         self.unfinished = len(files) - len(records)
         if others := sorted(name for name in files if name not in records and not name.endswith(".tmp")):
             raise Wrong(f"a store wrote {others}")
         if self.setting.capacity is None and (lost := self.records - set(records)):
             raise Wrong(f"{len(lost)} records have gone: {sorted(lost)[:3]}")
         for name in records.keys() - self.records:
-            if said := self.flaw(name, np.fromfile(records[name], np.uint8)):
+            if said := self.flaw(name, np.frombuffer(records[name](), np.uint8)):
                 raise Wrong(f"{name}: {said}")
         self.records = set(records)
 
@@ -208,6 +217,25 @@ class Folder:
         return "" if record.tobytes().endswith(bytes_of(tokens)) else f"not the bytes of its {len(tokens)} tokens"
 
 
+class Bucket(Folder):
+    """Objects of an S3 server below a prefix, instead of files."""
+
+    def __init__(self, server: S3, prefix: str, setting: Setting) -> None:
+        super().__init__(Path(prefix), setting)
+        self.server = server
+
+    def store(self) -> Objects:
+        where = SECRETS | {"endpoint": self.server.url, "region": "us-east-1", "client_options": {"allow_http": True}}
+        return Objects(f"s3://{BUCKET}/{self.path}", self.setting.capacity, timeout=STUCK_S, **where)
+
+    def found(self) -> dict[str, Callable[[], bytes]]:
+        def read(path: str) -> bytes:
+            return self.server.ask("GET", f"/{BUCKET}/{path}")[2]
+
+        paths = self.server.objects(f"{self.path}/")
+        return {path.removeprefix(f"{self.path}/").replace("/", "-"): partial(read, path) for path in paths}
+
+
 def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.int64], killed: bool) -> None:
     """Runs one process. killed: true: it is killed at a random moment; false: it serves LAST_TURNS turns and closes.
 
@@ -221,7 +249,7 @@ def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.
         sys.setswitchinterval(1e-4)  # seconds, so that threads alternate often
         if slow:
             slow_disk()
-        process = Process(folder.path, folder.setting, chance, newest, counts)
+        process = Process(folder, chance, newest, counts)
         for _ in range(sys.maxsize if killed else LAST_TURNS):
             process.turn()
         process.at.mem.close()
@@ -240,12 +268,13 @@ def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.
         raise Wrong(f"a process did not come to turn {turns} within {STUCK_S:.0f} s")
 
 
-def kill(kills: int, seed: int, tell: Callable[[str], None]) -> str:
+def kill(kills: int, seed: int, tell: Callable[[str], None], objects: S3 | None = None) -> str:
     """Runs and kills processes, folder after folder.
 
     Args:
         kills: number of processes to kill.
         seed: seed of the random numbers.
+        objects: the server that keeps the records, in place of folders.
         tell: called with a line of progress every few seconds.
 
     Returns:
@@ -270,7 +299,7 @@ def kill(kills: int, seed: int, tell: Callable[[str], None]) -> str:
     for first in range(0, kills, LIVES):
         setting = SETTINGS[first // LIVES % len(SETTINGS)]
         with tempfile.TemporaryDirectory(prefix="memstate-kills-") as place:
-            folder = Folder(Path(place) / "store", setting)
+            folder = Bucket(objects, f"{first}", setting) if objects else Folder(Path(place) / "store", setting)
             for at in range(first, min(first + LIVES, kills) + 1):
                 chance, newest = random.Random(f"{seed} {at}"), at // FRESH
                 for n in range(max(0, newest - OPEN), newest + 1) if at % FRESH == 0 or at == first else ():
@@ -296,14 +325,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--objects", action="store_true", help="records are objects of an S3 server, not files")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     server(SETTINGS[0], None).turn([1, 2, 3, 4, 5])  # fills caches that the forked children share
-    try:
-        print(f"{kill(chosen.kills, chosen.seed, lambda line: print(line, flush=True))}, nothing wrong")
-    except Wrong as wrong:
-        print(f"WRONG: {wrong}", flush=True)
-        return 1
+    with ExitStack() as ending:
+        objects = S3() if chosen.objects else None
+        if objects:
+            ending.callback(objects.kill)
+        try:
+            print(f"{kill(chosen.kills, chosen.seed, lambda line: print(line, flush=True), objects)}, nothing wrong")
+        except Wrong as wrong:
+            print(f"WRONG: {wrong}", flush=True)
+            return 1
     return 0
 
 

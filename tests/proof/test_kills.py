@@ -12,15 +12,21 @@ import memstate as ms
 from memstate.tiers import FileStore
 from tests.proof import kills
 from tests.proof.kills import COUNTED, Folder, Process, Setting, Wrong, goal, life, prompt, server
+from tests.support.object_server import missing
 from tests.support.processes import python
 from tests.support.sampling import PROOF
 
 
-def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
+@pytest.mark.parametrize("place", ["files", "objects"])
+def test_processes_that_are_killed_lose_hits_and_nothing_else(place: str) -> None:
     """Runs in a new process, because only a process without threads can fork. MEMSTATE_SEED repeats a run."""
+    if place == "objects" and (why := missing()):
+        pytest.skip(f"S3 server: {why}")
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
-    most = 2000 if PROOF else 12
-    said = python("-m", "tests.proof.kills", "--kills", most, "--seed", seed, without=(), OMP_NUM_THREADS="1").strip()
+    most = (2000 if PROOF else 12) // (1 if place == "files" else 4)
+    more = ["--objects"] if place == "objects" else []
+    said = python("-m", "tests.proof.kills", "--kills", most, "--seed", seed, *more, without=(), OMP_NUM_THREADS="1")
+    said = said.strip()
     figures = re.search(r"(\d+) kills, (\d+) turns, (\d+) tokens from storage, .*, nothing wrong$", said)
     assert figures and int(figures[1]) == most and int(figures[2]) > most // 4 and int(figures[3]) > 0, said
 

@@ -56,11 +56,11 @@ class S3(Program):
         finally:
             connection.close()
 
-    def objects(self) -> dict[str, int]:
-        """Returns the sizes of all objects by path, and 0 for each upload that was begun and not ended."""
-        listed = self.ask("GET", f"/{BUCKET}?list-type=2")[2].decode()
+    def objects(self, prefix: str = "") -> dict[str, int]:
+        """Returns the sizes of objects by path, and 0 for each upload that was begun and not ended."""
+        listed = self.ask("GET", f"/{BUCKET}?list-type=2&prefix={prefix}")[2].decode()
         begun = self.ask("GET", f"/{BUCKET}?uploads")[2].decode()
-        assert "<IsTruncated>false" in listed.replace("False", "false")
+        assert "<IsTruncated>false" in listed
         whole = re.findall(r"<Key>(.*?)</Key>.*?<Size>(\d+)</Size>", listed, re.DOTALL)
         return {path: int(size) for path, size in whole} | dict.fromkeys(re.findall(r"<Key>(.*?)</Key>", begun), 0)
 

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,27 @@ def test_what_the_dead_left_is_deleted(capacity: int | None, tmp_path: Path) -> 
     os.utime(left[1], (OLD, OLD))
     first.clean()
     assert not left[1].exists() and first.exists(keys(["a", "c", "d"])) == [True] * 3
+
+
+@pytest.mark.parametrize("ahead", [0, 700, 86400, -86400])
+def test_a_clean_up_with_another_clock_spares_what_is_being_written(
+    ahead: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Another machine cleans up before each write of this one. The folder's clock says how old files are."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + ahead)
+    store, other = FileStore(tmp_path), FileStore(tmp_path)
+    put(store, "b", record(1))
+    left = place(store, "b").parent / store.folder.temporary()
+    left.touch()
+    hook(monkeypatch, "write", lambda *_: other.clean())
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0)) and left.exists()
+    os.utime(left, (OLD, OLD))
+    other.clean()
+    assert not left.exists() and not store.faults and not other.faults
+
+
+def test_a_record_that_is_deleted_while_it_is_written_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    store = FileStore(tmp_path)
+    hook(monkeypatch, "replace", lambda temporary, *_: next(tmp_path.rglob(temporary)).unlink())
+    assert put(store, "a", record(0)) is FAILED and store.faults == {"ETIME": 1} and not files(store)

@@ -31,25 +31,28 @@ from memstate_tools.bench import (
     clock,
     run,
     tiers_mooncake,
+    tiers_objects,
     tiers_stores,
     tiers_turns,
 )
 from memstate_tools.bench.task import Setting, Task
 from memstate_tools.bench.tiers_turns import MIB, TurnSide, rates
+from tests.support import object_server
 from tests.support.mooncake_server import missing
 from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 OPS = {"file put", "file get", "transfer out", "transfer in"}
-MOONCAKE = {"mooncake put", "mooncake get"}
 TOYS = [f"toy {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES]
 
 
 @pytest.fixture
-def no_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the import of Mooncake's client fail."""
+def no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the imports of Mooncake's client and of obstore fail."""
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setattr(tiers_objects, "NEEDED", ["no_such_package"])
 
 
 def toy(peer: str | None = None) -> BenchResult:
@@ -63,7 +66,7 @@ def setting(backend: str = "reference", peer: str | None = None) -> Setting:
 # -- entries ---------------------------------------------------------------------------------------
 
 
-def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> None:
+def test_every_operation_is_measured_beside_a_plain_copy(no_extras: None) -> None:
     outcome = toy()
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
     entries = {(entry.op, entry.case, entry.unit, entry.peer): entry for entry in outcome.entries}
@@ -116,7 +119,7 @@ def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.Cap
     assert rates(setting(peer="plain-file"), "op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
 
 
-def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_behind(no_extras: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen = set[str]()
     with (one := setting()).held:
@@ -129,7 +132,7 @@ def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: 
     assert seen == {f"file, {case.removeprefix('toy ')}" for case in TOYS} and list(tmp_path.iterdir()) == []
 
 
-# -- Mooncake --------------------------------------------------------------------------------------
+# -- Mooncake and objects --------------------------------------------------------------------------
 
 
 def stored(task: Task) -> list[Measured]:
@@ -137,20 +140,31 @@ def stored(task: Task) -> list[Measured]:
     return task.measure()
 
 
-def test_mooncake_is_measured_over_loopback() -> None:
-    if why := missing():
-        pytest.skip(f"Mooncake: {why}")
+def test_other_stores_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    beside = {"folder": ["memory-copy", "plain-file"], "s3": ["memory-copy"], "mooncake": ["memory-copy"]}
+    for store, why in (("folder", object_server.missing()), ("s3", object_server.missing()), ("mooncake", missing())):
+        beside.pop(store) if why else None
+    if not beside:
+        pytest.skip(f"Mooncake: {missing()}; S3 server: {object_server.missing()}")
     with (one := setting()).held:
-        tasks = [task for task in tiers_stores.tasks(one) if "mooncake" in task.name]
-        entries = [entry for task in tasks for entry in stored(task)]
+        entries = [
+            entry for task in tiers_stores.tasks(one) if task.name.startswith((*beside,)) for entry in stored(task)
+        ]
     measured = {(entry.op, entry.case, entry.peer) for entry in entries}
-    assert measured == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
+    ops = [(f"{store} {way}", peer) for store, peers in beside.items() for peer in peers for way in ("put", "get")]
+    assert measured == {(op, case, peer) for op, peer in ops for case in TOYS}
+    said = "tiers: s3 measures moto, a server in one Python process, not S3"
+    assert (said in capsys.readouterr().err) == ("s3" in beside)
 
 
-def test_without_its_client_one_line_says_so(no_mooncake: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_extras_lines_say_so(no_extras: None, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = toy()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tiers: measured without mooncake: ") and "pip install '.[mooncake]' in a checkout" in line
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == [
+        f"measured without {name}" for name in ("folder", "s3", "mooncake")
+    ]
+    assert "objects need obstore" in lines[0] and "no no_such_package; pip install obstore" in lines[1]
+    assert "pip install '.[mooncake]' in a checkout" in lines[2]
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
 
 
@@ -220,7 +234,7 @@ WAYS = {f"transfers, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CAS
     ],
 )
 def test_checks_find_what_is_wrong_and_it_has_no_entry(
-    owner: type, name: str, fault: Callable[..., Any], lost: set[str], no_mooncake: None,
+    owner: type, name: str, fault: Callable[..., Any], lost: set[str], no_extras: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     true = getattr(owner, name)

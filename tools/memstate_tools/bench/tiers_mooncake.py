@@ -23,7 +23,7 @@ HOLD = "import sys; from memstate_tools.bench.tiers_mooncake import hold; hold(s
 
 
 class Unavailable(Exception):
-    """Says that there can be no Mooncake store here, and why."""
+    """Says that there can be no such store here, and why."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
         raise Unavailable(f"{' '.join(str(error).split())}; {remedy}") from error
     with ExitStack() as processes:
         address = _start_master(processes)
-        holder = _start(processes, "-c", HOLD, address, str(segment_bytes))
+        holder = start(processes, "-c", HOLD, address, str(segment_bytes))
         if not (holder.stdout and holder.stdout.readline()):
             raise Unavailable(f"no process could give {segment_bytes} bytes to the store at {address}")
         try:
@@ -61,21 +61,36 @@ def hold(address: str, segment_bytes: int) -> None:
 
 
 def _start_master(processes: ExitStack) -> str:
-    with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):  # both are bound at the same time, so that they get different ports
-            one.bind((HOST, 0))
-        port, metrics = (one.getsockname()[1] for one in (first, second))
+    port, metrics = free_ports(2)
     flags = {"rpc_address": HOST, "rpc_port": port, "rpc_thread_num": 2, "metrics_host": HOST, "metrics_port": metrics}
-    master = _start(processes, "-m", "mooncake.cli", *(f"-{name}={value}" for name, value in flags.items()))
+    master = start(processes, "-m", "mooncake.cli", *(f"-{name}={value}" for name, value in flags.items()))
+    return answering("mooncake_master", port, master)
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of loopback that no program uses."""
+    with ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]  # all at once, so that ports differ
+        for one in bound:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in bound]
+
+
+def answering(name: str, port: int, process: "subprocess.Popen[str]") -> str:
+    """Waits until a server answers. Returns its host:port.
+
+    Raises:
+        Unavailable: It has ended, or does not answer in time.
+    """
     end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end and master.poll() is None:
+    while time.monotonic() < end and process.poll() is None:
         with suppress(OSError), socket.create_connection((HOST, port), 1.0):
             return f"{HOST}:{port}"
         time.sleep(0.02)
-    raise Unavailable(f"mooncake_master on port {port} does not answer; its status is {master.returncode}")
+    raise Unavailable(f"{name} on port {port} does not answer; its status is {process.returncode}")
 
 
-def _start(processes: ExitStack, *arguments: str) -> "subprocess.Popen[str]":
+def start(processes: ExitStack, *arguments: str) -> "subprocess.Popen[str]":
     """Starts a process of this Python. The process is killed when `processes` ends, since its data is not needed."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(

@@ -7,7 +7,8 @@ makes writers wait for it. Every batch is read back and compared before it is ti
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 
@@ -15,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.tiers import FileStore, MooncakeStore, Outcome
+from memstate.errors import ConfigurationError
+from memstate.tiers import FileStore, MooncakeStore, Objects, Outcome
 from memstate.tiers.stores.base import Bytes
 from memstate_tools.bench.task import Measured, Setting, Task
 from memstate_tools.bench.tiers_mooncake import Unavailable, loopback
+from memstate_tools.bench.tiers_objects import bucket
 from memstate_tools.bench.tiers_turns import MIB, TurnSide, cases, rates, sized
 
 SEGMENT, TOY_SEGMENT = 512 * MIB, 16 * MIB
 
-Kept = FileStore | MooncakeStore  # stores with `discard`
+Kept = FileStore | MooncakeStore | Objects
 
 
 class _Plain:
@@ -113,14 +116,21 @@ def _batches(setting: Setting, name: str, store: Kept, memory: Tensor, folder: P
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields the tasks of puts and gets of files, and of Mooncake on loopback if it can run."""
+    """Yields the tasks of puts and gets of files and folders by URL; of S3 and Mooncake on loopback if they can run."""
     most = max(records * nbytes for records, nbytes in cases(setting))
     memory = torch.empty(2, most, dtype=torch.uint8, device="cpu").random_(0, 256)
     folder = Path(setting.held.enter_context(tempfile.TemporaryDirectory(prefix="memstate-bench-")))
     yield from _batches(setting, "file", FileStore(folder / "store"), memory, folder)
-    try:
-        store = setting.held.enter_context(loopback(setting.sizes(SEGMENT, TOY_SEGMENT)))
-    except Unavailable as error:
-        print(f"tiers: measured without mooncake: {error}", file=sys.stderr)
-    else:
-        yield from _batches(setting, "mooncake", store, memory, None)
+    stores: dict[str, Callable[[], AbstractContextManager[Kept]]] = {
+        "folder": lambda: closing(Objects(f"file://{folder}/objects")), "s3": bucket,
+        "mooncake": lambda: loopback(setting.sizes(SEGMENT, TOY_SEGMENT)),
+    }  # fmt: skip
+    for name, opened in stores.items():
+        try:
+            store = setting.held.enter_context(opened())
+        except (ConfigurationError, Unavailable) as error:
+            print(f"tiers: measured without {name}: {error}", file=sys.stderr)
+        else:
+            if name == "s3":
+                print("tiers: s3 measures moto, a server in one Python process, not S3", file=sys.stderr)
+            yield from _batches(setting, name, store, memory, folder if name == "folder" else None)

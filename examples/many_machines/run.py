@@ -1,6 +1,7 @@
 """Serves prompts from several processes that share their states through one store, all on this machine.
 
 python examples/many_machines/run.py FOLDER                      # the store is a folder
+python examples/many_machines/run.py s3://bucket/prefix          # the store is a bucket, or gs:// or az://
 python examples/many_machines/run.py mooncake://127.0.0.1:50051  # the store is memory of the processes; needs a master
 
 1. Two processes: the second starts from states that the first has computed (share.py).

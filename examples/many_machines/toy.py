@@ -20,7 +20,7 @@ def open_store(place: str) -> Store:
     if place.startswith("mooncake://"):
         address = place.removeprefix("mooncake://")
         return ms.tiers.MooncakeStore(ms.Mooncake(address, segment_bytes=32 << 20))
-    return ms.FileStore(place)
+    return ms.Objects(place) if "://" in place else ms.FileStore(place)
 
 
 def manager(store: Store, rank: int = 0, ranks: int = 1) -> ms.StateManager:

@@ -225,7 +225,7 @@ class Bucket(Folder):
         self.server = server
 
     def store(self) -> Objects:
-        where = SECRETS | {"endpoint": self.server.url, "region": "us-east-1", "client_options": {"allow_http": True}}
+        where = SECRETS | {"endpoint": self.server.url, "region": "us-east-1"}
         return Objects(f"s3://{BUCKET}/{self.path}", self.setting.capacity, timeout=STUCK_S, **where)
 
     def found(self) -> dict[str, Callable[[], bytes]]:

@@ -1,4 +1,4 @@
-"""Tests that examples/many_machines prints the lines of docs/machines.md, over a folder and over Mooncake."""
+"""Tests that examples/many_machines prints the lines of docs/machines.md, over a folder, S3 and Mooncake."""
 
 import re
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mooncake_server import running_master
+from tests.support.object_server import running_server
 from tests.support.processes import ROOT, python
 
 pytestmark = pytest.mark.proof
@@ -15,10 +16,16 @@ PAGE = (ROOT / "docs" / "machines.md").read_text()
 (MOVED,) = re.findall(r"many_machines/moves.py records\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.fixture(params=["folder", "mooncake"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(params=["folder", "s3", "mooncake"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "folder":
         yield str(tmp_path / "records")
+        return
+    if request.param == "s3":
+        with running_server() as server:
+            for name, value in server.environment().items():
+                monkeypatch.setenv(name, value)
+            yield "s3://bucket/records"
         return
     with running_master() as master:
         yield f"mooncake://{master.settings().master}"

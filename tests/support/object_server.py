@@ -39,6 +39,11 @@ class S3(Program):
     def url(self) -> str:
         return f"http://{HOST}:{self.ports[0]}"
 
+    def environment(self) -> dict[str, str]:
+        """Returns the variables with which a client finds the server and has credentials."""
+        secrets = {f"AWS_{name.upper()}": value for name, value in SECRETS.items()}
+        return secrets | {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": "us-east-1"}
+
     def command(self) -> list[str]:
         return ["-m", "moto.server", "-H", HOST, "-p", str(self.ports[0])]
 
@@ -96,8 +101,7 @@ class Proxy(ThreadingHTTPServer):
         return Objects(f"s3://{BUCKET}/{prefix}", **self.options() | more)
 
     def options(self) -> dict[str, Any]:
-        endpoint = f"http://{HOST}:{self.server_address[1]}"
-        return SECRETS | {"endpoint": endpoint, "region": "us-east-1", "client_options": {"allow_http": True}}
+        return SECRETS | {"endpoint": f"http://{HOST}:{self.server_address[1]}", "region": "us-east-1"}
 
 
 class _Passing(BaseHTTPRequestHandler):
@@ -148,16 +152,25 @@ def _flipped(body: bytes) -> bytes:
 
 
 @contextmanager
-def running_proxy() -> Iterator[Proxy]:
-    """Runs an S3 server and a proxy during the block. Skips the test if there can be none."""
+def running_server() -> Iterator[S3]:
+    """Runs an S3 server during the block. Skips the test if there can be none."""
     if why := missing():
         pytest.skip(f"S3 server: {why}")
     server = S3()
-    proxy = Proxy(server)
     try:
-        yield proxy
+        yield server
     finally:
-        proxy.wakes.set()
-        proxy.shutdown()
-        proxy.server_close()
         server.kill()
+
+
+@contextmanager
+def running_proxy() -> Iterator[Proxy]:
+    """Runs an S3 server and a proxy before it during the block, as `running_server`."""
+    with running_server() as server:
+        proxy = Proxy(server)
+        try:
+            yield proxy
+        finally:
+            proxy.wakes.set()
+            proxy.shutdown()
+            proxy.server_close()

@@ -150,8 +150,8 @@ def test_a_bucket_that_is_not_there_is_named(proxy: Proxy) -> None:
         ConfigurationError, match=r"objects in s3://b, options \[.*'region'.*\]: ConnectionRefused; expected"
     ):
         Objects("s3://b", **nobody)
-    with pytest.raises(ConfigurationError, match="BadScheme"):  # http without allow_http
-        Objects("s3://b", **nobody | {"client_options": {}})
+    with pytest.raises(ConfigurationError, match=r"'allow_http'.*: PanicException; expected options"):
+        Objects("s3://b", allow_http=True, **nobody)
     with pytest.raises(ConfigurationError, match=r"objects in s3://no-bucket/x, .*: HTTP_404; .* a bucket that exists"):
         Objects("s3://no-bucket/x", **proxy.options())
     assert proxy.server.ask("PUT", "/short-lived")[0] == 200

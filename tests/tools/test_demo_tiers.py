@@ -11,6 +11,7 @@ from memstate_tools.demo import DemoReport
 from memstate_tools.demo.config import ENGINES, MODELS, STRATEGIES
 from tests.support.demo_talks import demo, right
 from tests.support.mooncake_server import running_master
+from tests.support.object_server import running_server
 from tests.support.processes import python
 
 
@@ -98,6 +99,16 @@ def test_two_processes_share_files(tmp_path: Path) -> None:
     first, again = command(*options), command(*options)
     assert again["storage_hit_tokens"] > first["storage_hit_tokens"]
     assert again["prefix_hit_tokens"] >= again["storage_hit_tokens"] + again["host_hit_tokens"]
+
+
+@pytest.mark.proof
+def test_two_processes_share_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_server() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        options = ("--host-slots", "8", "--storage", "objects", "--storage-path", "s3://bucket/demo")
+        first, again = command(*options), command(*options)
+    assert first["tiers"]["written"] > 0 and again["storage_hit_tokens"] > first["storage_hit_tokens"]
 
 
 @pytest.mark.proof

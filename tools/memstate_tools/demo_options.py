@@ -71,7 +71,10 @@ class DemoOptions:
     ] = None
     storage: Annotated[names.Storage, Option(help="Where states are stored below host memory.")] = "none"
     storage_path: Annotated[
-        Path | None, Option(metavar="DIR", help="Folder for --storage file. Default: a temporary one.")
+        str | None,
+        Option(
+            metavar="PLACE", help="Folder for --storage file, by default a temporary one. URL for --storage objects."
+        ),
     ] = None
     mooncake_master: Annotated[str, Option(help="host:port of the master for --storage mooncake.")] = "127.0.0.1:50051"
     mooncake_segment: Annotated[int, Option(min=0, help="Bytes that this process gives to the Mooncake store.")] = 0

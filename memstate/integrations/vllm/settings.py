@@ -9,6 +9,7 @@ from memstate.errors import ConfigurationError
 from memstate.sizes import byte_count
 from memstate.tiers.stores.base import Store
 from memstate.tiers.stores.file import FileStore
+from memstate.tiers.stores.objects import Objects
 
 COUNTS = ("threads", "store_tokens")
 # Loads get 1/8 of the staging memory, saves the rest: a load can go through it in parts, and no forward waits for it.
@@ -24,7 +25,7 @@ class Settings:
         host_bytes: Bytes of blocks in host memory, on each rank, as a number or as a text such as "64GiB".
         staging_bytes: Bytes of the staging buffers on the device, on each rank. Blocks for which they have no room
             wait.
-        store: Folder of a `FileStore` below host memory. None: no store.
+        store: Folder of a `FileStore` below host memory, or URL of `Objects`. None: no store.
         store_capacity: Limit of the bytes in the folder, given like `host_bytes`. None: until the disk is full.
         store_tokens: The store is read only if it has more of a prompt than host memory: at least this many tokens.
         threads: Number of threads that read and write the store.
@@ -114,8 +115,10 @@ class Settings:
         """Returns the store, or None if there is none.
 
         Raises:
-            ConfigurationError: The folder cannot be used.
+            ConfigurationError: The folder or the objects cannot be used.
+            InvalidArgument: The URL is not valid.
         """
         if self.store is None:
             return None
-        return FileStore(self.store, capacity=None if self.store_capacity is None else int(self.store_capacity))
+        kind = Objects if "://" in self.store else FileStore
+        return kind(self.store, capacity=None if self.store_capacity is None else int(self.store_capacity))

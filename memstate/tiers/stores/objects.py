@@ -6,6 +6,7 @@ This module does not check the contents of records: the reader does.
 
 import errno
 import importlib
+import os
 import re
 import threading
 import time
@@ -53,7 +54,8 @@ class Objects:
         capacity: Limit of the bytes of all records, None for no limit. When it is reached, the records that were
             written first are deleted. Each process may exceed it by a sixteenth, and by what it is writing.
         timeout: Seconds in which the server must connect, and begin or go on to answer. A whole record gets 30.
-        options: Settings of `obstore` for this kind of URL, such as `endpoint`, `region` and `client_options`.
+        options: Settings of `obstore` for this kind of URL, such as `endpoint`, `region` and `client_options`. An
+            endpoint that begins with http:// is used without encryption.
 
     Attributes:
         faults: For each cause, the number of requests that failed with it: HTTP_503, TimedOut, ConnectionRefused, or
@@ -84,7 +86,8 @@ class Objects:
         self._count, self._room = threading.Lock(), threading.Lock()
         self._pool = ThreadPoolExecutor(THREADS, "memstate-objects")
         told, seconds = sorted(options), timedelta(seconds=timeout)
-        client = {"connect_timeout": seconds, **options.pop("client_options", {})}
+        plain = str(options.get("endpoint", os.environ.get("AWS_ENDPOINT_URL"))).startswith("http://")
+        client = {"connect_timeout": seconds, "allow_http": plain, **options.pop("client_options", {})}
         backoff = {"init_backoff": seconds / 40, "max_backoff": seconds / 4, "base": 2}
         options = {"retry_config": {"max_retries": 3, "retry_timeout": seconds, "backoff": backoff}, **options}
         options |= {"mkdir": True} if url.startswith("file:") else {}
@@ -98,7 +101,10 @@ class Objects:
             next(iter(self._obstore.list(self._store, KINDS[0])), None)
         except ImportError as error:
             raise ConfigurationError(f"objects need obstore, which cannot be loaded: {error}; {INSTALL}") from error
-        except Exception as error:  # its text may show a credential
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            # A panic of obstore is no Exception. No text of an error is shown, because it may have a credential.
             raise ConfigurationError(
                 f"objects in {url}, options {told}: {cause_of(error)}; expected options of obstore, a server that "
                 "answers, a bucket that exists, and credentials that may list, read, write and delete"

@@ -30,7 +30,7 @@ def bucket() -> Iterator[Objects]:
         connection.close()
         store = Objects(
             "s3://memstate/bench", timeout=PATIENCE_S, endpoint=f"http://{address}", region="us-east-1",
-            access_key_id="any", secret_access_key="any", client_options={"allow_http": True},
+            access_key_id="any", secret_access_key="any",
         )  # fmt: skip
         processes.callback(store.close)
         yield store

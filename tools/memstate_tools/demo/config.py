@@ -50,8 +50,10 @@ class DemoConfig(DemoOptions):
                 f"speculate {self.speculate} with chunk {self.chunk}: a chunk has at least as many tokens as a step of "
                 f"decode, {len(self.tree)}"
             )
-        if self.storage_path is not None and self.storage != "file":
-            raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
+        if self.storage_path is not None and self.storage not in ("file", "objects"):
+            raise InvalidArgument(f"storage-path: it is for storage file or objects, not {self.storage}")
+        if self.storage_path is None and self.storage == "objects":
+            raise InvalidArgument("storage objects: say where with storage-path, such as s3://bucket/prefix")
         if self.park and self.host_slots is None and self.storage == "none":
             raise InvalidArgument("park: requests are parked in host memory: give it room with host-slots")
         if self.track_every % self.page_size:

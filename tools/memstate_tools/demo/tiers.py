@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from memstate.state.planes import Planes
-from memstate.tiers import FileStore, Mooncake, MooncakeStore, Prefetch, Store, Tiers
+from memstate.tiers import FileStore, Mooncake, MooncakeStore, Objects, Prefetch, Store, Tiers
 from memstate_tools.demo.config import DemoConfig
 
 
@@ -19,6 +19,8 @@ def storage_of(config: DemoConfig) -> Iterator[Store | None]:
     """
     if config.storage == "mooncake":
         yield MooncakeStore(Mooncake(config.mooncake_master, segment_bytes=config.mooncake_segment))
+    elif config.storage == "objects":
+        yield Objects(str(config.storage_path))
     elif config.storage == "file" and config.storage_path is not None:
         yield FileStore(config.storage_path)
     elif config.storage == "file":

@@ -22,11 +22,19 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "newest"
-EXTRAS: Final = ("transformers", "events", "mooncake", "metrics", "proof")  # extras with packages of adapters
+EXTRAS: Final = (
+    "transformers",
+    "events",
+    "mooncake",
+    "objects",
+    "metrics",
+    "proof",
+)  # extras with packages of adapters
 PEERS: Final = ("mamba-ssm", "causal-conv1d")  # built here without CUDA; their requirements are not installed
 TESTS: Final = (
     "tests/integrations", "tests/events", "tests/metrics", "tests/kernels/test_mamba3.py",
     "tests/state/test_presets.py", "tests/tiers/test_mooncake_client.py", "tests/tiers/test_mooncake_store.py",
+    "tests/tiers/test_stores.py", "tests/tiers/test_objects.py",
 )  # fmt: skip
 NO_CUDA: Final = {
     f"{peer}_{name}": "TRUE" for peer in ("MAMBA", "CAUSAL_CONV1D") for name in ("FORCE_BUILD", "SKIP_CUDA_BUILD")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from memstate.tiers import Objects
-from memstate.tiers.stores.objects import INSTALL
 from tests.support.loopback import HOST, PATIENCE_S, Program
 
 BUCKET = "bucket"
@@ -26,7 +25,7 @@ ANSWERS = {"503": 503, "denied": 403, "moved": 301}  # fault -> status of the an
 def missing() -> str:
     """Returns why there can be no S3 server here, or an empty string."""
     lacks = [name for name in ("obstore", "moto", "flask", "flask_cors") if importlib.util.find_spec(name) is None]
-    return f"{', '.join(lacks)} not installed: {INSTALL}, with [test]" if lacks else ""
+    return f"{', '.join(lacks)} not installed: pip install '.[test]' in a checkout" if lacks else ""
 
 
 class S3(Program):

@@ -62,11 +62,6 @@ class Front:
         self.tell(place, "run", name, epoch, tokens, self.most[name], self.saved.get(name))
         self.given += 1
 
-    def park(self, name: str, then: int | None = None) -> None:
-        """Asks the process that runs a request to park it. then: where it goes on; None: where `give` says."""
-        self.then[name] = then
-        self.tell(self.owners[name].place, "park", name, self.owners[name].epoch)
-
     def runs(self) -> list[str]:
         """Returns the names of all requests that have not ended."""
         return [name for name, owner in self.owners.items() if not owner.ended]
@@ -77,10 +72,17 @@ class Front:
             self.turn()
 
     def move(self, name: str, tokens: int, then: int | None = None) -> None:
-        """Parks a request once it has more than `tokens` tokens, and waits until it is parked, given anew, or ended."""
+        """Parks a request once it has more than `tokens` tokens, and waits until it is parked, given anew, or ended.
+
+        Args:
+            name: Name of the request.
+            tokens: Number of tokens, with the prompt.
+            then: The process in which it goes on. None: `give` says that later.
+        """
         owner = self.owners[name]
         self.until(lambda: owner.ended or len(owner.tokens) > tokens)
-        self.park(name, then)
+        self.then[name] = then
+        self.tell(owner.place, "park", name, owner.epoch)
         self.until(lambda: owner.ended or name not in self.then)
 
     def tell(self, place: int, *message: object) -> None:

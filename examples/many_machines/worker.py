@@ -4,6 +4,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from owner import Seat, Tokens
@@ -11,7 +12,6 @@ from toy import MODEL, PAGE, WHOLE, folded, open_store
 
 import memstate as ms
 from memstate.tiers import Store
-from memstate.tiers.travel import Trip
 
 CHUNK = 8  # tokens of a prompt in one step
 BEAT_S = 0.02  # after this time, a process says again what it has
@@ -21,7 +21,7 @@ KV = ms.StateLayout((ms.Plane("kv", (PAGE,), torch.int32),), layers=1)  # of eac
 
 def sampled(state: torch.Tensor, tokens: torch.Tensor) -> int:
     """Returns the next token, in place of a model's: a number of the state `layer head 2` and of all KV."""
-    weights = torch.arange(1, 1 + len(tokens))
+    weights = torch.arange(1, 1 + len(tokens), device=tokens.device)
     return int(state.double().sum() + (tokens * weights).sum()) % 997
 
 
@@ -37,7 +37,7 @@ class Here:
         row: Its row while it runs.
         asked: Whether it is to be parked.
         parked: Its handle while it is parked.
-        trip: Its way to the store, or from there.
+        trip: Its way to the store or from there, as `mem.tiers.write` and `mem.tiers.read` return it.
     """
 
     seat: Seat = field(default_factory=Seat)
@@ -47,7 +47,7 @@ class Here:
     row: ms.Row | None = None
     asked: bool = False
     parked: ms.Parked | None = None
-    trip: Trip | None = None
+    trip: Any = None
 
 
 class Worker:
@@ -59,7 +59,7 @@ class Worker:
     """
 
     def __init__(self, store: Store, line: Connection) -> None:
-        self.kv = ms.Planes(KV, 256, ms.Backend("auto", device="cpu"))
+        self.kv = ms.Planes(KV, 256, ms.Backend("auto"))
         self.mem = ms.StateManager(
             WHOLE, slots=SLOTS, max_requests=SLOTS, tracking=ms.NoTracking(), prefix=ms.Prefix(),
             pages=ms.Pages(size=PAGE, count=256, per_row=64),
@@ -75,7 +75,8 @@ class Worker:
                 getattr(self, f"hear_{kind}")(*given)
             for name, one in self.here.items():
                 self.advance(name, one)
-            self.step({name: one for name, one in self.here.items() if one.row and one.seat.speaks()})
+                if one.row is not None and one.seat.speaks():
+                    self.step(name, one)
             self.mem.poll()
             if time.monotonic() > self.said + BEAT_S:
                 self.say("holds", {name: one.seat.seen for name, one in self.here.items() if self.holds(one)})
@@ -151,43 +152,30 @@ class Worker:
                 one.seat.park(tuple(one.tokens), one.parked)
                 one.trip = self.mem.tiers.write(one.parked)
 
-    def step(self, running: dict[str, Here]) -> None:
-        """Computes a chunk or a token of each request, and says what was sampled."""
-        if not running:
-            return
-        rows = [one.row for one in running.values()]
-        before = [self.mem.info(row).length for row in rows]
-        counts = [min(CHUNK, len(one.tokens) - at) for one, at in zip(running.values(), before, strict=True)]
-        self.computed += sum(counts)
-        step = self.mem.plan(rows, counts)
-        states, pages = self.mem.planes["ssm"], self.mem.device.page_table
-        for entry, (one, at, n) in enumerate(zip(running.values(), before, counts, strict=True)):
-            fed, mine = one.tokens[at : at + n], self.kv["kv"][0]
-            for token, place in zip(fed, range(at, at + n), strict=True):
-                mine[pages[rows[entry].index][place // PAGE], place % PAGE] = token
-            state = folded(states[:, step.read[entry]] if at else torch.zeros_like(states[:, 0]), fed, 0)
-            states[:, step.write[entry]] = state
+    def step(self, name: str, one: Here) -> None:
+        """Computes a chunk or a token of a request, and says what was sampled."""
+        at = self.mem.info(one.row).length
+        fed = one.tokens[at : at + CHUNK]
+        step = self.mem.plan([one.row], len(fed))
+        states, kv, pages = self.mem.planes["ssm"], self.kv["kv"][0], self.mem.device.page_table[one.row.index].long()
+        for place, token in enumerate(fed, at):
+            kv[pages[place // PAGE], place % PAGE] = token
+        states[:, step.write] = state = folded(states[:, step.read], fed, 0)
         self.mem.settle(step)
-        for entry, (name, one) in enumerate(running.items()):
-            length = self.mem.info(one.row).length
-            if length == len(one.tokens):
-                kv = self.kv["kv"][0][pages[one.row.index].long()].flatten()[:length]
-                one.tokens.append(sampled(states[:, int(step.write[entry])], kv))
-                self.say("count", name, one.seat.seen, length, one.tokens[-1])
-                if len(one.tokens) >= one.most:
-                    self.mem.end([one.row])
-                    one.row = None
+        self.computed += len(fed)
+        if (length := at + len(fed)) == len(one.tokens):
+            one.tokens.append(sampled(state, kv[pages].flatten()[:length]))
+            self.say("count", name, one.seat.seen, length, one.tokens[-1])
+            if len(one.tokens) == one.most:
+                self.mem.end([one.row])
+                one.row = None
 
     def left(self) -> dict[str, int]:
         """Returns what is still held here; all figures are 0 if nothing is."""
         self.mem.audit().raise_if_leaking()
-        figures = self.mem.stats()
-        host = {"states in host memory": figures.tiers.host_states, "leaked records": figures.tiers.leaked_records}
-        return {
-            "slots": SLOTS - self.mem.free_slots,
-            "rows": figures.rows_used,
-            "parked": len(self.mem.tiers.parked),
-        } | host
+        stats = self.mem.stats()
+        left = {"slots": SLOTS - self.mem.free_slots, "rows": stats.rows_used, "parked": len(self.mem.tiers.parked)}
+        return left | {"states in host memory": stats.tiers.host_states, "leaked records": stats.tiers.leaked_records}
 
 
 def work(place: str, line: Connection) -> None:

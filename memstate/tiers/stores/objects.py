@@ -37,7 +37,6 @@ INSTALL = "pip install '.[objects]' in a checkout of memstate"
 URL = re.compile(r"(?:(?:s3|gs|az)://[\w.-]+|(?:file|memory)://(?=/))(?:/[^?#@]*)?")
 SECRETS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)  # parts of a URL that errors must not show
 THREADS = 16  # requests under way at a time: each mostly waits for the server
-BLOCK = 1 << 20  # bytes that a read moves at a time, so that it takes no second copy of the record
 KINDS = ("state", "kv", "row")
 PART = 16  # capacity / PART: bytes that are written before the records are listed again
 
@@ -45,8 +44,9 @@ PART = 16  # capacity / PART: bytes that are written before the records are list
 class Objects:
     """A `Store` in a bucket, a container, a folder or this process's memory. Any number of machines may share it.
 
-    A server that says nothing costs a call about twice the `timeout`; then the rest of its records fail without a
-    request. If a process forks while it uses the store, the child must make its own store.
+    Reads take memory for a second copy of the records that are under way, at most 16. A server that says nothing costs
+    a call about twice the `timeout`; then the rest of its records fail without a request. If a process forks while it
+    uses the store, the child must make its own store.
 
     Args:
         url: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder or memory:///. It has no
@@ -198,13 +198,11 @@ class Objects:
         return Outcome.DONE
 
     def _get(self, path: str, buffer: Bytes) -> Outcome:
-        found, at = self._obstore.get(self._store, path), 0
-        if found.meta["size"] == len(buffer):
-            for block in found.stream(BLOCK):
-                buffer[at : at + len(block)] = np.frombuffer(block, np.uint8)
-                at += len(block)
-            if at == len(buffer):  # not if a file became shorter meanwhile
-                return Outcome.DONE
+        found = self._obstore.get(self._store, path)
+        # Its blocks, one by one, would cost ten times as long, with Python's lock. A file may become shorter meanwhile.
+        if found.meta["size"] == len(buffer) == len(body := found.bytes()):
+            buffer[:] = np.frombuffer(body, np.uint8)
+            return Outcome.DONE
         with suppress(Exception):  # it may be deleted already
             self._discard(path)
         return Outcome.DAMAGED

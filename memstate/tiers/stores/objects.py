@@ -9,7 +9,6 @@ import importlib
 import os
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,9 +43,9 @@ PART = 16  # capacity / PART: bytes that are written before the records are list
 class Objects:
     """A `Store` in a bucket, a container, a folder or this process's memory. Any number of machines may share it.
 
-    Reads take memory for a second copy of the records that are under way, at most 16. A server that says nothing costs
-    a call about twice the `timeout`; then the rest of its records fail without a request. If a process forks while it
-    uses the store, the child must make its own store.
+    A call has at most 16 requests under way, and reads take memory for a second copy of these records. If 16 in a row
+    fail, the rest of its records fail without a request: a server that says nothing costs a call about twice the
+    `timeout`. If a process forks while it uses the store, the child must make its own store.
 
     Args:
         url: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder or memory:///. It has no
@@ -130,7 +129,7 @@ class Objects:
         """
         require_names(names)
         before = faults_of(self)
-        outcomes = self._each(self._exists, names)
+        outcomes = self._each(lambda path: self._obstore.head(self._store, path), names)
         if names and set(outcomes) == {Outcome.FAILED}:
             raise OSError(f"exists of {len(names)} records with {self!r}: {faults_since(self, before)}")
         return [outcome is Outcome.DONE for outcome in outcomes]
@@ -156,46 +155,40 @@ class Objects:
     def discard(self, names: Sequence[str]) -> None:
         """Deletes records whose contents are wrong, so that they can be written again."""
         require_names(names)
-        self._each(self._discard, names)
+        self._each(lambda path: self._obstore.delete(self._store, path), names)
 
     def _each(
-        self, work: Callable[..., Outcome], *columns: Sequence[Any], gone: Outcome = Outcome.MISSING
+        self, work: Callable[..., Any], *columns: Sequence[Any], gone: Outcome = Outcome.MISSING
     ) -> list[Outcome]:
         """Calls a function for each record, several at a time. Counts a request that fails, and goes on.
 
-        When every request has failed for `timeout` seconds, the records that are left fail for the same cause.
+        After `THREADS` failures in a row, the records that are left fail for the same cause, without a request.
 
         Args:
-            work: The function. Its arguments: the path of the object, then those in `columns`.
+            work: The function. Its arguments: the path of the object, then those in `columns`. It returns an outcome,
+                or anything else for DONE.
             columns: For each record: its name, then further arguments of the function.
             gone: The outcome if there is no such object; for an upload, there is no bucket.
         """
-        heard, silent = time.monotonic(), ""  # when a request succeeded last, and why later ones have failed
+        failed: list[str] = []  # causes of the failures since a request succeeded
 
         def one(name: str, *more: Bytes) -> Outcome:
-            nonlocal heard, silent
-            outcome, cause = Outcome.FAILED, silent if time.monotonic() - heard > self.timeout else ""
+            last = failed[-THREADS:]
+            outcome, cause = Outcome.FAILED, last[-1] if len(last) == THREADS else ""
             if not cause:
                 try:
-                    outcome = work(name.replace("-", "/", 1), *more)
+                    done = work(name.replace("-", "/", 1), *more)
+                    outcome = done if isinstance(done, Outcome) else Outcome.DONE
                 except Exception as error:
                     outcome = gone if isinstance(error, FileNotFoundError) else Outcome.FAILED
                     cause = cause_of(error) if outcome is Outcome.FAILED else ""
-                heard, silent = (heard, cause) if cause else (time.monotonic(), "")
+                failed.append(cause) if cause else failed.clear()
             if cause:
                 with self._count:
                     self.faults[cause] += 1
             return outcome
 
         return list(self._pool.map(one, *columns))
-
-    def _exists(self, path: str) -> Outcome:
-        self._obstore.head(self._store, path)
-        return Outcome.DONE
-
-    def _discard(self, path: str) -> Outcome:
-        self._obstore.delete(self._store, path)
-        return Outcome.DONE
 
     def _get(self, path: str, buffer: Bytes) -> Outcome:
         found = self._obstore.get(self._store, path)
@@ -204,7 +197,7 @@ class Objects:
             buffer[:] = np.frombuffer(body, np.uint8)
             return Outcome.DONE
         with suppress(Exception):  # it may be deleted already
-            self._discard(path)
+            self._obstore.delete(self._store, path)
         return Outcome.DAMAGED
 
     def _put(self, path: str, buffer: Bytes) -> Outcome:
@@ -234,9 +227,10 @@ class Objects:
             self._left -= nbytes
 
 
-def cause_of(error: Exception) -> str:
+def cause_of(error: BaseException) -> str:
     """Returns the cause of a failed request in one word, and nothing of a URL or a credential."""
     told = re.sub(r'"(?:\\.|[^"\\])*"', "", str(error).partition("Debug source:")[2])
     if status := re.search(r"status: (\d+)", told):
         return f"HTTP_{status[1]}"
-    return (re.findall(r"\s([A-Z]\w+)(?=[,({\s])", told) or [reason_of(error)])[-1]
+    words: list[str] = re.findall(r"\s([A-Z]\w+)(?=[,({\s])", told)
+    return words[-1] if words else reason_of(error)

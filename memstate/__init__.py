@@ -56,13 +56,8 @@ if TYPE_CHECKING:
     from memstate.state.planes import Planes as Planes
     from memstate.state.sharding import Part as Part
     from memstate.stats import Stats as Stats
-    from memstate.tiers import (
-        FileStore as FileStore,
-        Mooncake as Mooncake,
-        Objects as Objects,
-        Prefetch as Prefetch,
-        Tiers as Tiers,
-    )
+    from memstate.tiers import FileStore as FileStore, Mooncake as Mooncake, Objects as Objects
+    from memstate.tiers import Prefetch as Prefetch, Tiers as Tiers
 
 from memstate import alone as _alone, lazy as _lazy  # noqa: F401  `alone` refuses files of another package
 

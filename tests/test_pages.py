@@ -17,6 +17,7 @@ import memstate as ms
 from memstate.kernels.tables import Cursor, StepRecord
 from memstate.tiers.stores import mooncake
 from tests.support.fake_cuda import FakeCuda, Stream, fake_cuda, launching
+from tests.support.object_server import running_server
 from tests.support.sources import ROOT
 from tests.test_docs import BLOCK, PAGES
 
@@ -236,6 +237,13 @@ def test_settings_of_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
     exec(part("docs/mooncake.md", "from memstate.tiers.stores.mooncake import"), names)
     assert names["store"].segment_bytes == 64 << 30
+
+
+def test_options_of_objects() -> None:
+    with running_server() as server:
+        names: dict[str, Any] = {"ms": ms}
+        exec(part("docs/tiers.md", "store = ms.Objects(").replace("http://127.0.0.1:9000", server.url), names)
+        assert names["store"].exists([f"state-{'0' * 64}"]) == [False]
 
 
 def test_a_clock_and_a_store_of_tests() -> None:

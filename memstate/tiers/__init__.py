@@ -16,14 +16,6 @@ from memstate.tiers.settings import Tiers
 from memstate.tiers.stores import FileStore, Mooncake, MooncakeStore, Objects, Outcome, Store
 
 __all__ = [
-    "Fetch",
-    "FileStore",
-    "Mooncake",
-    "MooncakeStore",
-    "Objects",
-    "Outcome",
-    "Prefetch",
-    "Store",
-    "TierManager",
+    "Fetch", "FileStore", "Mooncake", "MooncakeStore", "Objects", "Outcome", "Prefetch", "Store", "TierManager",
     "Tiers",
-]
+]  # fmt: skip

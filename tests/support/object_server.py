@@ -75,6 +75,7 @@ class Proxy(ThreadingHTTPServer):
         503, denied, moved   the server is not asked
         lost                 neither; the connection ends
         silent               neither; there is no answer for SILENCE_S, or until `wakes` is set
+        late                 the server is asked after SILENCE_S, or when `wakes` is set
         unheard              the server is asked, and the connection ends without its answer
         cut                  half of the answer, then the connection ends
         slow                 the answer comes in 32 pieces
@@ -116,7 +117,7 @@ class _Passing(BaseHTTPRequestHandler):
         kind = self.server.fault(self.command, self.path)
         self.server.seen[self.command, kind] += 1
         self.close_connection = kind in ("lost", "unheard", "cut", "silent")
-        if kind == "silent":
+        if kind in ("silent", "late"):
             self.server.wakes.wait(SILENCE_S)
         if kind in ANSWERS:
             self._answer(ANSWERS[kind], {}, b"")

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from memstate.tiers import Objects
 from memstate.tiers.stores import objects
 from memstate.tiers.stores.base import Outcome
 from tests.support.file_case import get, holds, key, keys, put, record
-from tests.support.loopback import HOST
+from tests.support.loopback import HOST, until
 from tests.support.object_server import BUCKET, SECRETS, Proxy, running_proxy
 from tests.support.tiered_small import push_down, tiered, whole
 
@@ -111,6 +112,41 @@ def test_a_writer_that_dies_in_the_middle_leaves_no_record(proxy: Proxy) -> None
     assert put(store, "a", data) is DONE and holds(store, "a", data)
 
 
+def test_a_writer_that_fails_in_the_middle_leaves_no_upload(proxy: Proxy) -> None:
+    """It could not even take back what it had begun."""
+    proxy.fault = lambda method, path: "denied" if method in ("PUT", "DELETE") else ""
+    assert put(proxy.store("begun"), "a", record(0)) is FAILED
+    assert [path for path in proxy.server.objects() if path.startswith("begun")] == []
+
+
+def test_a_write_may_take_longer_than_the_time_limit_of_an_answer(proxy: Proxy) -> None:
+    store, wrote = proxy.store("late", timeout=0.1), list[Outcome]()
+    faulty = {"PUT": only("PUT", "late", 1), "GET": only("GET", "silent", 1)}
+    proxy.fault = lambda method, path: faulty[method](method, path) if method in faulty else ""
+    thread = threading.Thread(target=lambda: wrote.append(put(store, "a", record(0))))
+    thread.start()
+    until(lambda: proxy.seen["PUT", "late"], "nothing is written")
+    assert get(store, "b")[0] is FAILED and store.faults == {"TimedOut": 1}  # so the limit has passed
+    proxy.wakes.set()
+    thread.join()
+    assert wrote == [DONE] and holds(store, "a", record(0))
+
+
+def test_failures_among_answers_fail_alone(proxy: Proxy) -> None:
+    store, names, data = proxy.store("some"), keys(map(str, range(80))), [record(n) for n in range(80)]
+    bad = {f"/{BUCKET}/some/{name.replace('-', '/')}" for name in names[::4]}
+    assert store.put(names, data) == [DONE] * 80
+    proxy.fault = lambda method, path: "denied" if path in bad else ""
+    assert store.get(names, data) == [FAILED, DONE, DONE, DONE] * 20 and store.faults == {"HTTP_403": 20}
+
+
+def test_a_shorter_object_is_replaced() -> None:
+    store = Objects("memory:///")
+    assert (
+        put(store, "a", record(0, 50)) is DONE and put(store, "a", record(0)) is DONE and holds(store, "a", record(0))
+    )
+
+
 @pytest.mark.parametrize("call", ["exists", "get", "put", "discard"])
 @pytest.mark.parametrize(("kind", "cause"), [("silent", "TimedOut"), ("503", "HTTP_503")])
 def test_a_server_that_is_gone_costs_a_few_requests(call: str, kind: str, cause: str, proxy: Proxy) -> None:
@@ -197,7 +233,7 @@ def test_two_writers_keep_a_capacity_that_counts_records_alone(proxy: Proxy) -> 
     ("url", "shown"),
     [
         ("", "''"), ("bucket", "'bucket'"), (3, "'3'"), ("s3://", "'s3://'"), ("s3:bucket", "'s3:bucket'"),
-        ("s3://bu cket", "'s3://bu cket'"), ("https://bucket.s3.amazonaws.com/x", "'https://bucket"), ("file://host/x", "'file://"),
+        ("s3://a b", "'s3://a b'"), ("https://bucket.s3.amazonaws.com/x", "'https://bucket"), ("file://host/x", "'file://"),
         ("file:x", "'file:x'"), ("memory://x", "'memory://x'"), ("redis://x", "'redis://x'"),
         ("s3://user:SECRET@bucket/x", r"'s3://\*\*\*bucket/x'"), ("s3://SECRET@bucket", r"'s3://\*\*\*bucket'"),
         ("az://c/x?sv=1&sig=SECRET", r"'az://c/x\*\*\*'"), ("s3://b/x#SECRET\nSECRET", r"'s3://b/x\*\*\*'"),

@@ -14,7 +14,7 @@ import torch
 
 from memstate.state.presets import from_config, kv_from_config, state_layers
 from memstate.state.presets.fields import Fields
-from memstate.state.presets.layers import attention_layers
+from memstate.state.presets.rules import attention_layers
 from tests.support.tiny_models import FAMILIES, tiny
 
 pytest.importorskip("transformers")

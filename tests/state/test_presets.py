@@ -379,10 +379,10 @@ test_what_cannot_be_read_is_refused_by_name = refusals(
     InvalidArgument,
     (
         {"model_type": "llama"},
-        "model_type 'llama': the known ones are bailing_hybrid, .*, zaya; for another .*layout, or a",
+        "model_type 'llama': it has no known rule. .* attends holds no state. .* ms.presets.register, .*layout, or a",
     ),
     ({"model_type": "log_linear_mamba2"}, "model_type 'log_linear_mamba2': .*log-linear attention grows with"),
-    ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
+    ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: it has no known rule"),
     (
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
         "'Qwen/.*': No such file or directory: expected the path of a config.json",
@@ -391,12 +391,22 @@ test_what_cannot_be_read_is_refused_by_name = refusals(
     (Path("config.json"), "'config.json': No such file .*: expected the path of a config.json"),
     (__file__, "Extra data: .*: expected the path of a config.json"),
     ({"model_type": "two", "text_config": "qwen3_next"}, "'qwen3_next': expected a configuration object or a dict"),
-    (SelfNested(), "model_type 'two': the known ones are"),
-    ({"model_type": "qwen3_next", "num_hidden_layers": 48}, "qwen3_next without layer_types, .*full_attention_int"),
-    ({"model_type": "mamba"}, "mamba with num_hidden_layers = None"),
+    (SelfNested(), "model_type 'two': it has no known rule"),
+    (
+        {**presets.CHECKPOINTS["qwen3_next"], "full_attention_interval": None},
+        "qwen3_next without layer_types, .*full_attention_int",
+    ),
+    (
+        {**presets.CHECKPOINTS["qwen3_next"], "linear_key_head_dim": None},
+        "model_type 'qwen3_next': for gated delta rule it lacks linear_key_head_dim",
+    ),
+    ({**presets.CHECKPOINTS["mamba"], "num_hidden_layers": None}, "mamba with num_hidden_layers = None"),
     ({**presets.CHECKPOINTS["lfm2"], "conv_L_cache": 0}, "lfm2 with conv_L_cache = 0: expected a number"),
     ({**presets.CHECKPOINTS["lfm2"], "layer_types": ["full_attention"] * 16}, "no layer of this configuration"),
-    ({"model_type": "kimi_linear", "layer_types": ["linear_attention"]}, "linear_attn_config.num_heads = None"),
+    (
+        {"model_type": "kimi_linear", "linear_attn_config": {"num_heads": 2, "short_conv_kernel_size": 4}},
+        "for Kimi's delta rule it lacks linear_attn_config.head_dim",
+    ),
     ({**FLASH, "head_dim": None}, "deepseek_v4 with head_dim = None"),
     ({**FLASH, "index_head_dim": None}, "deepseek_v4 with index_head_dim = None"),
     ({**FLASH, "compress_ratios": None}, "deepseek_v4 without layer_types, .*compress_ratios"),
@@ -446,6 +456,9 @@ def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
     )
 
 
+KDA = {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -460,7 +473,7 @@ def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
         ("kimi_linear", {"num_hidden_layers": 20}, r"kda_layers = \[1, .*: expected a list of numbers from 1 to 20"),
         (
             "kimi_linear",
-            {"linear_attn_config": {"kda_layers": [1, 3], "full_attn_layers": [3]}},
+            {"linear_attn_config": KDA | {"kda_layers": [1, 3], "full_attn_layers": [3]}},
             r"layers \[3\] in one",
         ),
         ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval = 0"),

@@ -13,23 +13,23 @@ rank), conv_order, ssm_order, tail (0) and layers (all).
 No preset waits for a device. Each raises InvalidArgument if the ranks do not divide its heads, or outnumber them.
 """
 
+import json
 from collections.abc import Mapping
 from os import PathLike
 from os.path import exists
+from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
 import torch
 
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Order, StateLayout
-from memstate.state.presets.config import from_config, kv_from_config
+from memstate.state.presets.config import from_config, kv_from_config, rule
 from memstate.state.presets.families import ConvOrder, SsmOrder
-from memstate.state.presets.layers import state_layers
-from memstate.state.presets.readers import READERS
+from memstate.state.presets.rules import register, state_layers
 
 __all__ = [
     "CHECKPOINTS",
-    "READERS",
     "ConvOrder",
     "Options",
     "SsmOrder",
@@ -46,6 +46,8 @@ __all__ = [
     "nemotron_h",
     "qwen3_5",
     "qwen3_next",
+    "register",
+    "rule",
     "state_layers",
 ]
 
@@ -63,138 +65,12 @@ class Options(TypedDict, total=False):
     layers: range | None
 
 
-_GRANITE_ATTENTION: Final = (5, 15, 25, 35)
-_KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # counted from 1; the class default lacks the last layer
-
 # The fields of each checkpoint's config.json that decide state and KV. Most differ from the defaults of the class of
-# transformers. If a checkpoint has no `head_dim`, it is hidden_size / num_attention_heads.
-CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
-    "qwen3_next": {  # Qwen/Qwen3-Next-80B-A3B-Instruct
-        "model_type": "qwen3_next",
-        "num_hidden_layers": 48,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-    },
-    "qwen3_5": {  # Qwen/Qwen3.5-27B, the text model; class defaults: 32 layers, 32 value heads
-        "model_type": "qwen3_5_text",
-        "num_hidden_layers": 64,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-    },
-    "nemotron_h": {  # nvidia/Nemotron-H-8B-Base-8K; class default: one layer with state
-        "model_type": "nemotron_h",
-        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-        "mamba_num_heads": 128,
-        "mamba_head_dim": 64,
-        "n_groups": 8,
-        "ssm_state_size": 128,
-        "conv_kernel": 4,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "falcon_h1": {  # class defaults, but d_ssm = expand * hidden_size instead of 1024
-        "model_type": "falcon_h1",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "mamba_d_ssm": 8192,
-        "mamba_n_heads": 128,
-        "mamba_d_head": 64,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_conv": 4,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "granite_hybrid": {  # ibm-granite/granite-4.0-h-micro; class defaults: 128 heads, a state of 256
-        "model_type": "granitemoehybrid",
-        "num_hidden_layers": 40,
-        "layer_types": ["attention" if layer in _GRANITE_ATTENTION else "mamba" for layer in range(40)],
-        "hidden_size": 2048,
-        "mamba_expand": 2,
-        "mamba_n_heads": 64,
-        "mamba_d_head": 64,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 128,
-        "mamba_d_conv": 4,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-    },
-    "kimi_linear": {  # moonshotai/Kimi-Linear-48B-A3B-Instruct
-        "model_type": "kimi_linear",
-        "num_hidden_layers": 27,
-        "linear_attn_config": {
-            "full_attn_layers": list(_KIMI_ATTENTION),
-            "kda_layers": [layer for layer in range(1, 28) if layer not in _KIMI_ATTENTION],
-            "num_heads": 32,
-            "head_dim": 128,
-            "short_conv_kernel_size": 4,
-        },
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-    },
-    "lfm2": {  # LiquidAI/LFM2-1.2B; class defaults: 32 layers of 2560 channels
-        "model_type": "lfm2",
-        "num_hidden_layers": 16,
-        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-        "hidden_size": 2048,
-        "conv_L_cache": 3,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-    },
-    "falcon_mamba": {  # tiiuae/falcon-mamba-7b; its channels are not expand * hidden_size
-        "model_type": "falcon_mamba",
-        "num_hidden_layers": 64,
-        "hidden_size": 4096,
-        "expand": 16,
-        "intermediate_size": 8192,
-        "state_size": 16,
-        "conv_kernel": 4,
-    },
-    "bamba": {  # ibm-ai-platform/Bamba-9B-v1; class defaults: a state of 256, no attention
-        "model_type": "bamba",
-        "num_hidden_layers": 32,
-        "attn_layer_indices": [9, 18, 27],
-        "hidden_size": 4096,
-        "mamba_expand": 2,
-        "mamba_n_heads": 128,
-        "mamba_d_head": 64,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 128,
-        "mamba_d_conv": 4,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "codestral_mamba": {  # mistralai/Mamba-Codestral-7B-v0.1, the defaults of Mamba2Config
-        "model_type": "mamba2",
-        "num_hidden_layers": 64,
-        "hidden_size": 4096,
-        "num_heads": 128,
-        "head_dim": 64,
-        "n_groups": 8,
-        "state_size": 128,
-        "conv_kernel": 4,
-    },
-    "mamba": {  # state-spaces/mamba-2.8b-hf; class defaults: the smallest Mamba
-        "model_type": "mamba",
-        "num_hidden_layers": 64,
-        "hidden_size": 2560,
-        "expand": 2,
-        "state_size": 16,
-        "conv_kernel": 4,
-    },
-}
+# transformers. If a checkpoint has no `head_dim`, it is hidden_size / num_attention_heads. falcon_h1 is no checkpoint,
+# it has the defaults of its class, but d_ssm = expand * hidden_size.
+CHECKPOINTS: Final[dict[str, dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("checkpoints.json").read_text("utf-8")
+)
 
 
 def qwen3_next(**options: Unpack[Options]) -> StateLayout:

@@ -17,8 +17,9 @@ from memstate.state.layout import FLOATS, NUMBERS, Order, Plane, StateLayout
 from memstate.state.presets import tails
 from memstate.state.presets.families import ConvOrder, SsmOrder, conv_ordered, scaled, ssm_ordered
 from memstate.state.presets.fields import Fields, require_dtype
-from memstate.state.presets.layers import attention_layers, require_layers, state_layers
-from memstate.state.presets.readers import READERS, kv_heads
+from memstate.state.presets.layers import BOTH, STATE, with_roles
+from memstate.state.presets.readers import kv_heads
+from memstate.state.presets.rules import Rule, attention_layers, placed, rule_of
 from memstate.state.sharding import Part
 
 NESTED: Final = 4  # limit of the levels of nested text models; real configurations have one or two
@@ -83,15 +84,15 @@ def from_config(
 
     Syncs: no.
     """
-    fields, dtype, engines = _text_model(config)
+    fields, own, dtype, engines = _text_model(config)
     for what, asked, among in (("ssm_dtype", ssm_dtype, SSM_DTYPES), ("conv_dtype", conv_dtype, ())):
         if asked is not None:
             require_dtype(f"{what}={asked!r}", asked, among)
-    require_layers(fields, layers)
+    _require_layers(fields, own, layers)
     kind, tail = fields.get("model_type"), whole("tail", tail, least=0)
     states, rows, rings = list[Plane](), list[Plane](), list[tails.Fields]()
-    for layer in _among(layers, state_layers(fields.config)):
-        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, ssm_dtype or engines)
+    for layer in _among(layers, with_roles(placed(fields, own), STATE, BOTH)):
+        kept = own.read(fields, layer).typed(dtype, conv_dtype, ssm_dtype or engines)
         if tail and not kept.rings:
             raise InvalidArgument(f"tail={tail}: {kind} keeps states whose steps have no tail")
         kept = kept if ssm_order is None else ssm_ordered(kept, ssm_order)
@@ -108,6 +109,25 @@ def from_config(
     elif rows:
         layout = replace(layout, rows=grouped(rows, order)[0])
     return scaled(kind, layout, kept.summed).shard(ranks)
+
+
+def rule(config: object) -> str:
+    """Returns the name of the rule by which `from_config` reads a model, such as "gated delta rule".
+
+    Args:
+        config: the configuration, as in `from_config`.
+
+    Raises:
+        InvalidArgument: as in `from_config`.
+
+    Example:
+        >>> from memstate.state.presets import CHECKPOINTS, rule
+        >>> rule(CHECKPOINTS["nemotron_h"])
+        'Mamba-2'
+
+    Syncs: no.
+    """
+    return _text_model(config)[1].name
 
 
 def kv_from_config(
@@ -137,11 +157,12 @@ def kv_from_config(
 
     Syncs: no.
     """
-    (fields, *_), page_size = _text_model(config), whole("page_size", page_size)
-    require_layers(fields, layers)
-    if fields.get("model_type") == "deepseek_v4":
+    (fields, own, *_), page_size = _text_model(config), whole("page_size", page_size)
+    _require_layers(fields, own, layers)
+    if own.name == "pooled windows":
         why = "its KV is a window and pooled entries, not keys and values of each token"
-        raise InvalidArgument(f"deepseek_v4: {why}: give the bytes yourself, as kv_bytes_per_token of ms.capacity")
+        kind = fields.get("model_type")
+        raise InvalidArgument(f"{kind}: {why}: give the bytes yourself, as kv_bytes_per_token of ms.capacity")
     if not (attending := _among(layers, attention_layers(fields))):
         return None
     if fields.get("kv_lora_rank") is not None:
@@ -159,6 +180,17 @@ def _among(layers: range | None, all_layers: tuple[int, ...]) -> tuple[int, ...]
     return all_layers if layers is None else tuple(layer for layer in all_layers if layer in layers)
 
 
+def _require_layers(fields: Fields, own: Rule, layers: range | None) -> None:
+    """Refuses layers that a model does not have."""
+    if layers is None:
+        return
+    total = len(placed(fields, own))
+    if not isinstance(layers, range) or not layers or not {layers[0], layers[-1]} <= set(range(total)):
+        few = total // 2
+        why = f"expected a range of the {total} layers of the model, such as range({few}), or --layers 0:{few}"
+        raise InvalidArgument(f"layers={layers!r}: {why}")
+
+
 def _require_heads(kind: str, states: Sequence[Plane], ranks: int) -> None:
     """Refuses more ranks than heads of states: no engine copies heads. Groups may be copied."""
     for plane in states:
@@ -168,11 +200,11 @@ def _require_heads(kind: str, states: Sequence[Plane], ranks: int) -> None:
                 raise InvalidArgument(f"{kind} for {ranks} ranks: {why}: expected at most {part.units} ranks")
 
 
-def _text_model(config: object) -> tuple[Fields, torch.dtype, torch.dtype | None]:
-    """Returns (fields of the text model of a configuration, its dtype, dtype of its states if a field has it).
+def _text_model(config: object) -> tuple[Fields, Rule, torch.dtype, torch.dtype | None]:
+    """Returns (fields of the text model of a configuration, its rule, its dtype, the dtype that it has for states).
 
     Raises:
-        InvalidArgument: the type of the model is not known, or a dtype is invalid.
+        InvalidArgument: the rule of the model is not known, or a dtype is invalid.
     """
     fields = Fields.of(config)
     dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE, among=SSM_DTYPES)
@@ -181,14 +213,4 @@ def _text_model(config: object) -> tuple[Fields, torch.dtype, torch.dtype | None
             break
         fields = Fields(text)  # without a dtype, a nested configuration has that of the outer one
         dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE, among=SSM_DTYPES) or engines
-    kind = fields.get("model_type")
-    if kind == "log_linear_mamba2":
-        raise InvalidArgument(
-            f"model_type {kind!r}: a state of log-linear attention grows with the text, and a slot has one size"
-        )
-    if not isinstance(kind, str) or kind not in READERS:
-        raise InvalidArgument(
-            f"model_type {kind!r}: the known ones are {', '.join(sorted(READERS))}; "
-            "for another model, use memstate.integrations.transformers.layout, or a StateLayout of your own"
-        )
-    return fields, dtype or torch.bfloat16, engines
+    return fields, rule_of(fields), dtype or torch.bfloat16, engines

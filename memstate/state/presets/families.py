@@ -65,6 +65,24 @@ def matrices(heads: int, *shape: int) -> Plane:
     return Plane("ssm", (heads, *shape), torch.float32, parts=(Part("head", heads),))
 
 
+def linear(heads: int, key: int, value: int, *convs: Plane) -> LayerState:
+    """Returns the state of linear attention, ssm `head key value`, behind windows. Its steps have no tail."""
+    return LayerState((*convs, matrices(heads, key, value)), ("key_value", "value_key"))
+
+
+def lightning(heads: int, size: int) -> LayerState:
+    """Returns the state of lightning attention, https://arxiv.org/abs/2401.04658: ssm `head key value`, no window.
+
+    A head forgets at a constant rate. `selective_step` computes a step of it with x = v, b = k, c = q and dt = 1.
+    """
+    return linear(heads, size, size)._replace(rings=(tails.of_selective(heads, size, heads, size),), summed=1)
+
+
+def channels(units: int, size: int, *convs: Plane) -> LayerState:
+    """Returns the state of a recurrence of single channels, ssm `channel`; ranks cut whole units of `size` channels."""
+    return LayerState((*convs, Plane("ssm", (units * size,), torch.float32, parts=(Part("x", units, size),))))
+
+
 def delta_rule(
     key_heads: int, value_heads: int, key: int, value: int, width: int, *, by_key: bool = False
 ) -> LayerState:
@@ -75,9 +93,9 @@ def delta_rule(
     windows width first.
     """
     parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
-    conv, ssm = window(*parts, width=width), matrices(value_heads, key, value)
+    conv = window(*parts, width=width)
     rings = tails.of_window(conv), tails.of_delta_rule(key_heads, value_heads, key, value, by_key=by_key)
-    return LayerState((conv, ssm), ("key_value", "value_key"), (by_key, True), rings=rings, summed=1)
+    return linear(value_heads, key, value, conv)._replace(engine=(by_key, True), rings=rings, summed=1)
 
 
 def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> LayerState:

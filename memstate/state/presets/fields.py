@@ -61,6 +61,14 @@ class Fields:
                 return int(value)
         raise self.refused(*paths, expected=f"a number of {least} or more")
 
+    def scaled(self, size: int, factor: str) -> int:
+        """Returns a size times a field that may be a fraction, such as expand_v = 1.5. Raises: InvalidArgument."""
+        value = self.get(factor)
+        total = size * value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+        if total < 1 or total != round(total):
+            raise self.refused(factor, expected=f"a number that makes {size} another whole number")
+        return round(total)
+
     def dtype(self, *names: str, among: Collection[torch.dtype] = ()) -> torch.dtype | None:
         """Returns the dtype in the first of these fields that exists, None without one.
 

@@ -1,62 +1,60 @@
-"""Reads the state of a layer from the fields of a configuration, by model type. Imports no transformers.
+"""Reads the state of a layer from the fields of a configuration. Knows how to compute a state, and no model type.
 
-A missing field is an error and never a default, because a wrong layout is worse than none.
+A missing field is an error and never a default, because a wrong layout is worse than none. A reader gets the fields,
+the number of a layer with state, and the names of its fields as `memstate.state.presets.rules` has them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import lcm, prod
-from typing import Final
 
 import torch
 
 from memstate.checks import is_whole
 from memstate.state.layout import Plane
-from memstate.state.presets import tails
-from memstate.state.presets.families import (
-    LayerState,
-    compressor,
-    convolutions,
-    delta_rule,
-    mamba,
-    mamba2,
-    mamba3,
-    matrices,
-    window,
-)
+from memstate.state.presets import families, tails
+from memstate.state.presets.families import LayerState, matrices, window
 from memstate.state.presets.fields import Fields
-from memstate.state.presets.layers import COMPRESSED, compressors, sliding
+from memstate.state.presets.layers import COMPRESSED, compressors, kinds
 from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
-Reader = Callable[[Fields, int], LayerState]  # (fields, number of a layer with state) -> its state
-
-SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # model types whose sliding layers have other KV heads
-_EXPANDED: Final = ("mamba_expand", "hidden_size")  # fields whose product is the channels of all heads
+LEAST = torch.tensor(-1e30).item()  # exponent of a sum without tokens, as fp32 holds it
+Reader = Callable[..., LayerState]  # (fields, number of a layer with state, names of fields ..) -> its state
 
 
 def kv_heads(fields: Fields, layer: int) -> tuple[int, int]:
     """Returns (KV heads of a layer, size of a head). Raises: InvalidArgument."""
-    own = "swa_" if fields.get("model_type") in SLIDING_HEADS and sliding(fields, layer) else ""
+    if fields.get("attn.num_heads") is not None:  # flash-linear-attention
+        heads = fields.number("attn.num_kv_heads", "attn.num_heads")
+        return heads, fields.number("hidden_size") // fields.number("attn.num_heads")
+    own = "swa_" if fields.get("swa_num_key_value_heads") is not None and _sliding(fields, layer) else ""
     heads = fields.number(f"{own}num_key_value_heads")
     names = [name for name in (f"{own}head_dim", "attention_head_dim") if fields.get(name) is not None]
-    size = fields.number(*names) if names else fields.number("hidden_size") // fields.number("num_attention_heads")
-    return heads, size
+    return heads, fields.number(*names) if names else _head_size(fields, "num_attention_heads")
 
 
-def _delta_rule(fields: Fields, _: int) -> LayerState:
-    fields.require_multiple("linear_num_value_heads", "linear_num_key_heads")
-    names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"
-    return delta_rule(*(fields.number(f"linear_{name}") for name in names))
+def _sliding(fields: Fields, layer: int) -> bool:
+    """Returns whether a layer attends only to a window, and so has other KV heads. Raises: InvalidArgument."""
+    if fields.get("layer_types") is not None:
+        return kinds(fields, "layer_types")[layer] == "hybrid_sliding"
+    return layer in fields.numbers("local_layer_ids", range(fields.number("num_hidden_layers")))
 
 
-def _ngram_delta(fields: Fields, layer: int) -> LayerState:
-    """Reads a delta rule that also adds embeddings of n-grams in some layers, as in Qwen4-Exp.
+def _head_size(fields: Fields, heads: str) -> int:
+    return fields.number("hidden_size") // fields.number(heads)
+
+
+def gated_delta(fields: Fields, layer: int, *names: str, by_key: bool = False) -> LayerState:
+    """Reads a gated delta rule, which may also add embeddings of n-grams in some layers, as in Qwen4-Exp.
 
     These layers also keep the inputs of a dilated convolution, and the last tokens. At the start of a text, the missing
     last tokens are the token that ends a text.
     """
-    kept, total = _delta_rule(fields, layer), fields.number("num_hidden_layers")
+    key_heads, value_heads, *_ = names
+    fields.require_multiple(value_heads, key_heads)
+    kept = families.delta_rule(*map(fields.number, names), by_key=by_key)
+    total = fields.get("num_hidden_layers")
     if not fields.get("ple_layer_ids") or layer + 1 not in fields.numbers("ple_layer_ids", range(1, total + 1)):
         return kept
     before, channels = fields.number("ngram_size") - 1, fields.number("hc_count") * fields.number("hidden_size")
@@ -68,170 +66,176 @@ def _ngram_delta(fields: Fields, layer: int) -> LayerState:
     return kept._replace(planes=(conv, inputs, tokens, ssm), rings=())
 
 
-def _kimi(heads: str, dim: str, width: str) -> Reader:
-    """Returns a reader of Kimi's rule; the arguments name the fields of a checkpoint that lacks those of the class."""
-
-    def read(fields: Fields, _: int) -> LayerState:
-        count, size = fields.number("linear_num_heads", heads), fields.number("linear_head_dim", dim)
-        return delta_rule(count, count, size, size, fields.number("linear_conv_kernel_dim", width), by_key=True)
-
-    return read
+def kimi(fields: Fields, _: int, heads: str, dim: str, width: str) -> LayerState:
+    """Reads Kimi's rule."""
+    count, size = fields.number(heads), fields.number(dim)
+    return families.delta_rule(count, count, size, size, fields.number(width), by_key=True)
 
 
-_KIMI: Final = _kimi(*(f"linear_attn_config.{name}" for name in ("num_heads", "head_dim", "short_conv_kernel_size")))
+def jet(fields: Fields, _: int, heads: str, dim: str, expand: str, width: str) -> LayerState:
+    """Reads a gated delta rule with one convolution, of values, whose weights depend on the token: Jet-Nemotron."""
+    count, size = fields.number(heads), fields.number(dim)
+    value = fields.scaled(size, expand)
+    return families.linear(count, size, value, window(Part("v", count, value), width=fields.number(width)))
 
 
-def _mamba2(
-    heads: str, dim: str, groups: str, state: str, width: str, *, wide: Sequence[tuple[str, ...]] = ()
-) -> Reader:
-    """Returns a reader of Mamba-2; the first five arguments name a model's fields for the five dimensions.
+def lightning(fields: Fields, _: int, heads: str, dim: str, *queries: str) -> LayerState:
+    """Reads lightning attention. `queries` may name a field with the number of query heads, which must be the same."""
+    if any(fields.get(name) not in (None, fields.number(heads)) for name in queries):
+        raise fields.refused(heads, *queries, expected="as many heads of queries as of keys")
+    return families.lightning(
+        fields.number(heads), fields.number(dim) if fields.get(dim) is not None else _head_size(fields, heads)
+    )
 
-    `wide` has tuples of fields; the product of the first tuple that a configuration has must be the channels of all
-    heads. It is empty if the class does not require that: heads of Nemotron-H are not expand * hidden_size channels.
+
+def mamba2(
+    fields: Fields, layer: int, heads: str, dim: str, groups: str, state: str, width: str, *wide: str
+) -> LayerState:
+    """Reads Mamba-2. If layers have fields of their own, in `block_configs`, those come before the model's.
+
+    `wide` names fields for the channels of all heads: maybe one for their number, then two for factors of it. They are
+    missing if the class does not require that: heads of Nemotron-H are not expand * hidden_size channels.
     """
+    if blocks := fields.get("block_configs"):
+        every = ("model_type", heads, dim, groups, state, width, *wide)
+        fields = Fields({name: blocks[layer].get(name, fields.get(name)) for name in every})
+    count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
+    fields.require_multiple(heads, groups)
+    there = [names for names in (wide[:-2], wide[-2:]) if names and all(fields.get(name) is not None for name in names)]
+    names = there[0] if there else ()
+    channels = prod(map(fields.number, names))
+    size = fields.number(dim) if fixed or not names else channels // count
+    if names and count * size != channels:
+        raise fields.refused(heads, dim, *names, expected=f"heads of one size that make up {channels} channels")
+    return families.mamba2(count, size, *map(fields.number, (groups, state, width)))
 
-    def read(fields: Fields, _: int) -> LayerState:
-        count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
-        fields.require_multiple(heads, groups)
-        there = [names for names in wide if all(fields.get(name) is not None for name in names)]
-        names = there[0] if there else ()
-        channels = prod(map(fields.number, names))
-        size = fields.number(dim) if fixed or not names else channels // count
-        if names and count * size != channels:
-            raise fields.refused(heads, dim, *names, expected=f"heads of one size that make up {channels} channels")
-        return mamba2(count, size, *map(fields.number, (groups, state, width)))
 
-    return read
-
-
-def _mamba(fields: Fields, _: int) -> LayerState:
+def mamba(fields: Fields, _: int, state: str, width: str, *wide: str) -> LayerState:
+    """Reads Mamba. `wide` names fields for its channels: maybe one for their number, then two for factors of it."""
     # Prefer intermediate_size: Falcon-Mamba-7B has expand 16, but its channels are only twice its hidden size.
-    wide = ("intermediate_size",) if fields.get("intermediate_size") is not None else ("expand", "hidden_size")
-    return mamba(prod(map(fields.number, wide)), fields.number("state_size"), fields.number("conv_kernel"))
+    channels = wide[:1] if len(wide) == 3 and fields.get(wide[0]) is not None else wide[-2:]
+    return families.mamba(prod(map(fields.number, channels)), fields.number(state), fields.number(width))
 
 
-def _jamba(fields: Fields, _: int) -> LayerState:
-    channels = prod(map(fields.number, _EXPANDED))  # intermediate_size belongs to the MLP
-    return mamba(channels, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
+def mamba_heads(fields: Fields, _: int, heads: str, state: str, width: str, *dim: str) -> LayerState:
+    """Reads Mamba with channels in heads, ssm `head channel state`: Zamba, https://arxiv.org/abs/2405.16712, PLaMo 2.
 
-
-def _zamba(fields: Fields, _: int) -> LayerState:
-    """Reads Mamba with channels in heads: ssm `head channel state`. See https://arxiv.org/abs/2405.16712."""
-    channels, heads = prod(map(fields.number, _EXPANDED)), fields.number("n_mamba_heads")
-    if channels % heads:
-        raise fields.refused(*_EXPANDED, "n_mamba_heads", expected=f"{channels} channels in heads of one size")
-    conv = window(Part("x", heads, channels // heads), width=fields.number("mamba_d_conv"))
-    state = fields.number("mamba_d_state")
-    rings = tails.of_window(conv), tails.of_channels(heads, channels // heads, state)
-    return LayerState((conv, matrices(heads, channels // heads, state)), rings=rings)
-
-
-def _rwkv7(fields: Fields, _: int) -> LayerState:
-    """Reads RWKV-7: ssm `head key value`, and two token shifts, the last inputs of time mixing and of channel mixing.
-
-    See https://arxiv.org/abs/2503.14456. The fields are those of flash-linear-attention. Every rank holds the shifts.
+    `dim` names a field for the channels of a head, or two for factors of the channels of all heads.
     """
-    fields.require_multiple("hidden_size", "head_dim")
-    size = fields.number("head_dim")
-    heads = fields.number("hidden_size") // size
-    shift = Plane("conv", (fields.number("hidden_size"), 1), OF_MODEL)
-    rings = *[tails.of_window(shift)] * 2, tails.of_generalized_rule(heads, size)
-    return LayerState((shift, shift, matrices(heads, size, size)), ("key_value", "value_key"), rings=rings)
+    count, total = fields.number(heads), prod(map(fields.number, dim))
+    if len(dim) > 1 and total % count:
+        raise fields.refused(*dim, heads, expected=f"{total} channels in heads of one size")
+    size, states = total if len(dim) == 1 else total // count, fields.number(state)
+    conv = window(Part("x", count, size), width=fields.number(width))
+    rings = tails.of_window(conv), tails.of_channels(count, size, states)
+    return LayerState((conv, matrices(count, size, states)), rings=rings)
 
 
-def _mamba3(fields: Fields, _: int) -> LayerState:
+def mamba3(fields: Fields, _: int, expand: str, hidden: str, dim: str, state: str, rotated: str) -> LayerState:
     """Reads Mamba-3 with the fields of flash-linear-attention; `rope_fraction` of a head is rotated, pair by pair."""
-    turned, channels = fields.get("rope_fraction"), fields.number("expand") * fields.number("hidden_size")
+    turned, channels = fields.get(rotated), fields.number(expand) * fields.number(hidden)
     if turned not in (0.5, 1.0) or fields.get("is_mimo"):
-        raise fields.refused("rope_fraction", "is_mimo", expected="0.5 or 1.0, and one input and output")
-    size, states = fields.number("head_dim"), fields.number("state_size")
+        raise fields.refused(rotated, "is_mimo", expected="0.5 or 1.0, and one input and output")
+    size, states = fields.number(dim), fields.number(state)
     if channels % size:
-        raise fields.refused("expand", "hidden_size", "head_dim", expected=f"{channels} channels in heads of one size")
-    return mamba3(channels // size, size, states, int(states * turned) // 2)
+        raise fields.refused(expand, hidden, dim, expected=f"{channels} channels in heads of one size")
+    return families.mamba3(channels // size, size, states, int(states * turned) // 2)
 
 
-def _short_conv(fields: Fields, _: int) -> LayerState:
+def short_conv(fields: Fields, _: int, hidden: str, width: str) -> LayerState:
     """Reads a gated short convolution: a window over the channels, no ssm plane.
 
     See https://arxiv.org/abs/2511.23404.
     """
-    return convolutions(window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")))
+    return families.convolutions(window(Part("x", fields.number(hidden)), width=fields.number(width)))
 
 
-def _short_convs(fields: Fields, layer: int) -> LayerState:
+def short_convs(fields: Fields, layer: int, width: str, *_: str) -> LayerState:
     """Reads four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
 
-    Every rank holds the windows of the outputs. The classes compute all four in fp32.
+    Every rank holds the windows of the outputs. The classes compute all four in fp32. A layer that runs several times
+    has the number of its first run or, later, a larger one.
     """
-    width = fields.number("conv_kernel_size", "sconv_kernel_size")
-    keys = replace(window(Part("head", *kv_heads(fields, layer)), width=width), dtype=torch.float32)
-    outputs = Plane("conv", (fields.number("hidden_size"), width - 1), torch.float32)
-    return convolutions(keys, keys, outputs, outputs)
+    taps, start = fields.number(width), fields.get("loop_layer_index_start")
+    if start is not None:
+        end, passes = fields.number("loop_layer_index_end"), fields.number("loop_num_passes")
+        more = (end - start) * (passes - 1)  # runs beyond the first
+        layer = layer if layer < end else layer - more if layer >= end + more else start + (layer - end) % (end - start)
+    keys = replace(window(Part("head", *kv_heads(fields, layer)), width=taps), dtype=torch.float32)
+    outputs = Plane("conv", (fields.number("hidden_size"), taps - 1), torch.float32)
+    return families.convolutions(keys, keys, outputs, outputs)
 
 
-def _convolved_attention(fields: Fields, layer: int) -> LayerState:
+def convolved_attention(fields: Fields, layer: int, first: str, second: str) -> LayerState:
     """Reads compressed convolutional attention, as in Zaya: a window over q | k for two convolutions, and half a value.
 
     See https://arxiv.org/abs/2510.04476. Half of the last value is kept. Every rank holds it, because its
     heads do not divide.
     """
     heads, size = kv_heads(fields, layer)
-    width = fields.number("cca_time0") + fields.number("cca_time1") - 1
+    width = fields.number(first) + fields.number(second) - 1
     conv = window(Part("q", fields.number("num_attention_heads"), size), Part("k", heads, size), width=width)
     return LayerState((conv, Plane("ssm", (heads * size // 2,), OF_MODEL)))
 
 
-def _compressed(fields: Fields, layer: int) -> LayerState:
+def compressed(fields: Fields, layer: int, dim: str, index_dim: str) -> LayerState:
     """Reads the windows that pool KV in a layer of DeepSeek-V4 and, if windows overlap, those that pool index keys.
 
     An open window belongs to the request, not to the state. So a state can be kept only at lengths at which the windows
     of all layers close.
     """
     pooling = compressors(fields)
-    (kind, rate), size = pooling[layer], fields.number("head_dim")
+    (kind, rate), size = pooling[layer], fields.number(dim)
     if kind != COMPRESSED[4]:
-        return compressor("hca", rate, size)
+        return families.compressor("hca", rate, size)
     grid = lcm(*(rate for _, rate in pooling.values()))
-    kv, index = compressor("csa", rate, size, grid), compressor("index", rate, fields.number("index_head_dim"), grid)
+    kv, index = (
+        families.compressor("csa", rate, size, grid),
+        families.compressor("index", rate, fields.number(index_dim), grid),
+    )
     return LayerState(kv.planes + index.planes, rows=kv.rows + index.rows)
 
 
-def _hybrid_mamba2(*wide: tuple[str, ...]) -> Reader:
-    names = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-    return _mamba2(*names, wide=wide)
+def rg_lru(fields: Fields, _: int, channels: str, width: str, heads: str) -> LayerState:
+    """Reads a real-gated linear recurrence, https://arxiv.org/abs/2402.19427: a window, and ssm `channel`."""
+    fields.require_multiple(channels, heads)
+    count, total = fields.number(heads), fields.number(channels)
+    conv = window(Part("x", count, total // count), width=fields.number(width))
+    return families.channels(count, total // count, conv)
 
 
-READERS: Final[Mapping[str, Reader]] = {
-    "qwen3_next": _delta_rule,
-    "qwen3_5_text": _delta_rule,
-    "qwen3_5_moe_text": _delta_rule,
-    "qwen4_exp_text": _ngram_delta,
-    "olmo_hybrid": _delta_rule,
-    "kimi_linear": _KIMI,
-    "glm5_next_text": _KIMI,
-    "glm5_next": _KIMI,  # checkpoints without vision have no nested text model
-    "bailing_hybrid": _kimi("num_attention_heads", "head_dim", "short_conv_kernel_size"),
-    "nemotron_h": _mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
-    "falcon_h1": _hybrid_mamba2(("mamba_d_ssm",), _EXPANDED),
-    "bamba": _hybrid_mamba2(_EXPANDED),
-    "granitemoehybrid": _hybrid_mamba2(_EXPANDED),
-    "zamba": _zamba,
-    "zamba2": _mamba2(
-        "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", wide=[_EXPANDED]
-    ),
-    "mamba2": _mamba2(
-        "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", wide=[("expand", "hidden_size")]
-    ),
-    "mamba": _mamba,
-    "falcon_mamba": _mamba,
-    "jamba": _jamba,
-    "rwkv7": _rwkv7,
-    "mamba3": _mamba3,
-    "lfm2": _short_conv,
-    "lfm2_moe": _short_conv,
-    "lfm3": _short_conv,
-    "zaya": _convolved_attention,
-    "inkling_text": _short_convs,
-    "inkling2_text": _short_convs,
-    "deepseek_v4": _compressed,
-}
+def mlstm(fields: Fields, _: int, heads: str, hidden: str, key: str, value: str) -> LayerState:
+    """Reads the matrix memory of xLSTM, https://arxiv.org/abs/2405.04517: ssm `head key value`, its norm and its max.
+
+    The class rounds the keys and the values of all heads up to a multiple of 64.
+    """
+    count, size = fields.number(heads), fields.number(hidden)
+    keys, values = (-(-int(size * fields.get(factor)) // 64) * 64 // count for factor in (key, value))
+    memory = families.linear(count, keys, values)
+    beside = (replace(matrices(count, *shape), name=name) for name, shape in (("norm", (keys,)), ("max", (1,))))
+    return memory._replace(planes=(*memory.planes, *beside))
+
+
+def rwkv4(fields: Fields, _: int, hidden: str, attention: str, *__: str) -> LayerState:
+    """Reads RWKV-4, https://arxiv.org/abs/2305.13048: two token shifts, a sum, its weight, and the largest exponent."""
+    size = fields.number(attention)
+    shift, ssm = Plane("conv", (fields.number(hidden), 1), OF_MODEL), Plane("ssm", (size,), torch.float32)
+    return LayerState((shift, shift, ssm, ssm, replace(ssm, name="max", fill=LEAST)))
+
+
+def shifted(fields: Fields, hidden: str, heads: int, key: int, value: int) -> LayerState:
+    """Returns two token shifts, the last inputs of time mixing and of channel mixing, and ssm `head key value`.
+
+    Every rank holds the shifts.
+    """
+    shift = Plane("conv", (fields.number(hidden), 1), OF_MODEL)
+    return families.linear(heads, key, value, shift, shift)
+
+
+def rwkv7(fields: Fields, _: int, hidden: str, dim: str) -> LayerState:
+    """Reads RWKV-7, https://arxiv.org/abs/2503.14456, with the fields of flash-linear-attention."""
+    fields.require_multiple(hidden, dim)
+    size = fields.number(dim)
+    heads = fields.number(hidden) // size
+    kept = shifted(fields, hidden, heads, size, size)
+    return kept._replace(rings=(*[tails.of_window(kept.planes[0])] * 2, tails.of_generalized_rule(heads, size)))

@@ -94,6 +94,7 @@ compiled: $(DEV) ## run the tests of sweeps and of kernels, and random programs,
 
 docs: $(DEV) ## write the pages that are made from the code, build the site in build/site, test site and notebooks; a warning is an error
 	$(BIN)/python docs/site/strategies.py > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
+	$(BIN)/python docs/site/models.py
 	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/test_site.py tests/viz/test_notebooks.py

@@ -54,7 +54,7 @@ def _of_kinds(fields: Fields, name: str) -> Roles:
         raise fields.refused(name, expected=f"kinds of layers that memstate knows, not {', '.join(unknown)}")
     if fields.get("loop_num_passes") is not None:  # some layers run several times, each time with a state of its own
         start, end = fields.number("loop_layer_index_start"), fields.number("loop_layer_index_end")
-        named = (*named[:end], *named[start:end] * (fields.number("loop_num_passes") - 1), *named[end:])
+        named += named[start:end] * (fields.number("loop_num_passes") - 1)
     return tuple(KINDS[kind] for kind in named)
 
 
@@ -172,13 +172,10 @@ def roles(fields: Fields, placement: Placement = "listed") -> Roles:
     Raises:
         InvalidArgument: the configuration has no such list, or the list contradicts num_hidden_layers.
     """
-    kind, total = fields.get("model_type"), fields.get("num_hidden_layers")
-    for name in ONE_EACH:
-        entries = fields.get(name)
-        listed = total is not None and isinstance(entries, list | tuple | str)
-        if listed and len(entries) != fields.number("num_hidden_layers"):
-            raise fields.refused("num_hidden_layers", expected=f"the {len(entries)} that {name} has entries for")
     says = next((name for name in READINGS if fields.get(name) is not None), None)
+    entries = fields.get(says) if says in ONE_EACH and fields.get("num_hidden_layers") is not None else None
+    if isinstance(entries, list | tuple | str) and len(entries) != fields.number("num_hidden_layers"):
+        raise fields.refused("num_hidden_layers", expected=f"the {len(entries)} that {says} has entries for")
     if placement in ("every", "beside") and says not in ONE_EACH:
         return (STATE if placement == "every" else BOTH,) * fields.number("num_hidden_layers")
     if says is not None:
@@ -186,4 +183,5 @@ def roles(fields: Fields, placement: Placement = "listed") -> Roles:
         return (BOTH,) * len(read) if placement == "beside" else read
     if placement == "pure" or fields.has("attn_layer_indices"):  # the field of bamba is null if no layer attends
         return (STATE,) * fields.number("num_hidden_layers")
+    kind = fields.get("model_type")
     raise InvalidArgument(f"{kind} without {', '.join(READINGS)}, one of them: which of its layers hold state?")

@@ -35,7 +35,13 @@ def kv_heads(fields: Fields, layer: int) -> tuple[int, int]:
 
 
 def _sliding(fields: Fields, layer: int) -> bool:
-    """Returns whether a layer attends only to a window, and so has other KV heads. Raises: InvalidArgument."""
+    """Returns whether a layer attends only to a window, and so has other KV heads. Raises: InvalidArgument.
+
+    A layer that runs several times has its own number for the first run, and numbers behind all layers for the others.
+    """
+    if (start := fields.get("loop_layer_index_start")) is not None and layer >= fields.number("num_hidden_layers"):
+        looped = fields.number("loop_layer_index_end") - start
+        layer = start + (layer - fields.number("num_hidden_layers")) % looped
     if fields.get("layer_types") is not None:
         return kinds(fields, "layer_types")[layer] == "hybrid_sliding"
     return layer in fields.numbers("local_layer_ids", range(fields.number("num_hidden_layers")))
@@ -97,8 +103,8 @@ def mamba2(
     missing if the class does not require that: heads of Nemotron-H are not expand * hidden_size channels.
     """
     if blocks := fields.get("block_configs"):
-        every = ("model_type", heads, dim, groups, state, width, *wide)
-        fields = Fields({name: blocks[layer].get(name, fields.get(name)) for name in every})
+        own, every = dict(enumerate(blocks)).get(layer, {}), (heads, dim, groups, state, width, *wide)
+        fields = Fields({name: own.get(name, fields.get(name)) for name in ("model_type", *every)})
     count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
     fields.require_multiple(heads, groups)
     there = [names for names in (wide[:-2], wide[-2:]) if names and all(fields.get(name) is not None for name in names)]
@@ -153,14 +159,9 @@ def short_conv(fields: Fields, _: int, hidden: str, width: str) -> LayerState:
 def short_convs(fields: Fields, layer: int, width: str, *_: str) -> LayerState:
     """Reads four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
 
-    Every rank holds the windows of the outputs. The classes compute all four in fp32. A layer that runs several times
-    has the number of its first run or, later, a larger one.
+    Every rank holds the windows of the outputs. The classes compute all four in fp32.
     """
-    taps, start = fields.number(width), fields.get("loop_layer_index_start")
-    if start is not None:
-        end, passes = fields.number("loop_layer_index_end"), fields.number("loop_num_passes")
-        more = (end - start) * (passes - 1)  # runs beyond the first
-        layer = layer if layer < end else layer - more if layer >= end + more else start + (layer - end) % (end - start)
+    taps = fields.number(width)
     keys = replace(window(Part("head", *kv_heads(fields, layer)), width=taps), dtype=torch.float32)
     outputs = Plane("conv", (fields.number("hidden_size"), taps - 1), torch.float32)
     return families.convolutions(keys, keys, outputs, outputs)

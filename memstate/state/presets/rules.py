@@ -76,7 +76,6 @@ RULES: Final = (
          _under("linear_attn_config.", "num_heads", "head_dim", "short_conv_kernel_size") + " !linear_num_heads"),
     Rule(KIMI, readers.kimi, f"{HEADS} short_conv_kernel_size !linear_num_heads"),
     Rule(LIGHTNING, readers.lightning, f"{HEADS} +layer_group_size !short_conv_kernel_size !linear_num_heads"),
-    Rule(LIGHTNING, readers.lightning, f"{HEADS} +linear_attn_alpha_factor"),
     Rule(LIGHTNING, readers.lightning, f"{HEADS} +layernorm_linear_attention_alpha"),
     Rule(LIGHTNING, readers.lightning, "lightning_nkv lightning_head_dim lightning_nh?"),
     Rule("Mamba-2", readers.mamba2, MAMBA2),
@@ -105,6 +104,7 @@ LINEAR: Final = "linear attention"
 # Model types whose fields do not tell the rule. `register` adds to them.
 OF_TYPE: Final[dict[str, Rule]] = {
     "alice_ai": Rule(KIMI, partial(readers.gated_delta, by_key=True), GATED_DELTA),
+    "minimax": Rule(LIGHTNING, readers.lightning, HEADS),
     "falcon_h1": Rule("Mamba-2", readers.mamba2, MAMBA2, "beside"),
     "deepseek_v4": Rule("pooled windows", readers.compressed, "head_dim index_head_dim"),
     "rwkv7": Rule("RWKV-7", readers.rwkv7, "hidden_size head_dim", "pure"),
@@ -125,7 +125,7 @@ OF_TYPE: Final[dict[str, Rule]] = {
     "raven": Rule("slot attention", partial(fla.slots, short=False), "", "pure"),
     "hgrn": Rule("HGRN", fla.hgrn, "", "pure"),
     "hgrn2": Rule(LINEAR, fla.expanded, "", "pure"),
-    "lightnet": Rule(LINEAR, partial(fla.expanded, normed=True), "", "pure"),
+    "lightnet": Rule("LightNet", partial(fla.expanded, normed=True), "", "pure"),
     "rodimus": Rule("Rodimus", fla.rodimus, "", "beside"),
 }
 REFUSED: Final = {

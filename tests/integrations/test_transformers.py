@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import FAMILIES, tiny
+from tests.support.tiny_models import FAMILIES, FP32_ONLY, tiny
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
@@ -29,7 +29,12 @@ from tests.integrations.servers import hooked, raising
 
 PROMPT = torch.tensor([[5, 17, 40, 9, 33, 71, 8], [60, 4, 12, 88, 23, 51, 30]])
 BOUND = 1e-5  # allowed difference, as a part of the largest logit
-COPIES = ("qwen4_exp_text", "zaya", "inkling2_text")  # families whose layers compute on states without a kernel
+COPIES = (
+    "qwen4_exp_text",
+    "zaya",
+    "inkling2_text",
+    "inkling2_loop_text",
+)  # families whose layers compute on states without a kernel
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
 
 
@@ -155,10 +160,9 @@ def test_layout_has_every_state_of_the_own_cache(family: str) -> None:
     assert held == elements  # no byte of a slot is wasted
 
 
-# inkling2_text cannot run in 16 bits, even without memstate
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "inkling2_text"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in FP32_ONLY])
 def test_a_trial_chooses_alike_in_every_precision(family: str, dtype: torch.dtype) -> None:
     described = mst.layout(tiny(family, dtype=dtype))
     assert described.on_slots == (family not in COPIES)
@@ -279,9 +283,8 @@ def test_planes_of_unequal_numbers_of_states_have_layers_of_their_own() -> None:
     assert kinds[1:] == [("ssm", (2, 4), 3), ("ssm2", (3,), 1)]
 
 
-# inkling2_text cannot run in 16 bits, even without memstate
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "inkling2_text"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in FP32_ONLY])
 def test_states_in_bfloat16_are_handed_over_bit_for_bit(family: str) -> None:
     model = tiny(family, dtype=torch.bfloat16)
     forwards = chosen(model)

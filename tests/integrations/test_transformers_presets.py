@@ -15,7 +15,7 @@ import torch
 from memstate.state.presets import from_config, kv_from_config, state_layers
 from memstate.state.presets.fields import Fields
 from memstate.state.presets.rules import attention_layers
-from tests.support.tiny_models import FAMILIES, tiny
+from tests.support.tiny_models import FAMILIES, FP32_ONLY, tiny
 
 pytest.importorskip("transformers")
 
@@ -89,9 +89,8 @@ def test_a_preset_has_the_axes_of_a_state_in_the_order_of_the_class(family: str)
     assert ssm[-2:] == (8, 16)
 
 
-# inkling2_text cannot run in 16 bits, even without memstate
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "inkling2_text"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in FP32_ONLY])
 def test_a_preset_has_the_dtypes_of_a_model_in_bfloat16(family: str) -> None:
     compare(family, tiny(family, dtype=torch.bfloat16))
 

@@ -21,7 +21,7 @@ MASK[0, :5] = 0
 PURE = ("mamba", "falcon_mamba", "mamba2")  # without attention, `generate` feeds all tokens again
 FOUND = [family for family in FAMILIES if family not in PURE]
 # families that cannot decode on slots, or whose scans start from zeros
-COPIES = ("qwen4_exp_text", "zaya", "inkling2_text", "zamba", "jamba")
+COPIES = ("qwen4_exp_text", "zaya", "inkling2_text", "inkling2_loop_text", "zamba", "jamba")
 GOING_BACK = [family for family in FOUND if family not in COPIES]
 ROOM = {"slots": 24, "max_requests": 8}
 

@@ -59,6 +59,10 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "make_ngram_vocab_size_divisible_by": 1, "split_ngram_parts": 1, "indexer_n_heads": 2, "indexer_kv_heads": 1,
         "indexer_head_dim": 8, "indexer_budget": 32, "indexer_compress_ratio": 4,
     },
+    "lara_mini": {
+        **DELTA, **EXPERTS, "sliding_window": 6,
+        "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+    },
     "olmo_hybrid": {
         **{name: value for name, value in DELTA.items() if name != "head_dim"}, "linear_num_key_heads": 4,
     },
@@ -106,7 +110,13 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "inkling_text": INKLING,
     "inkling2_text": {**INKLING, "unpadded_vocab_size": COMMON["vocab_size"]},
+    "inkling2_loop_text": {
+        **INKLING, "unpadded_vocab_size": COMMON["vocab_size"], "loop_layer_index_start": 1, "loop_layer_index_end": 3,
+        "loop_num_passes": 2, "loop_gate_rank": 4, "n_layers_per_attn_res_block": 1, "swa_num_key_value_heads": 1,
+    },
 }  # fmt: skip
+
+FP32_ONLY: Final = ("inkling2_text", "inkling2_loop_text")  # families that cannot run in 16 bits, even without memstate
 
 # Families whose cache layers keep states as attributes. `manager` refuses them; one test puts their states on slots.
 BY_HAND: Final[Mapping[str, Mapping[str, Any]]] = {

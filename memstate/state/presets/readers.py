@@ -206,12 +206,9 @@ def rg_lru(fields: Fields, _: int, channels: str, width: str, heads: str) -> Lay
 
 
 def mlstm(fields: Fields, _: int, heads: str, hidden: str, key: str, value: str) -> LayerState:
-    """Reads the matrix memory of xLSTM, https://arxiv.org/abs/2405.04517: ssm `head key value`, its norm and its max.
-
-    The class rounds the keys and the values of all heads up to a multiple of 64.
-    """
+    """Reads the matrix memory of xLSTM, https://arxiv.org/abs/2405.04517: ssm `head key value`, its norm and its max."""
     count, size = fields.number(heads), fields.number(hidden)
-    keys, values = (-(-int(size * fields.get(factor)) // 64) * 64 // count for factor in (key, value))
+    keys, values = (fields.scaled(size, factor) // count for factor in (key, value))
     memory = families.linear(count, keys, values)
     beside = (replace(matrices(count, *shape), name=name) for name, shape in (("norm", (keys,)), ("max", (1,))))
     return memory._replace(planes=(*memory.planes, *beside))

@@ -117,7 +117,10 @@ def test_a_model_decodes_on_slots_as_it_reads_a_whole_text(
             step = mem.plan(rows)
             for place, text in enumerate(which):  # the class of RWKV-4 mixes the rows of a batch
                 read, write = (int(column[place]) for column in (step.read, step.write))
-                given = put(model, {name: [layer[read, None].cpu() for layer in each] for name, each in held.items()})
+                given = put(
+                    model,
+                    {name: [layer[read, None].to("cpu", copy=True) for layer in each] for name, each in held.items()},
+                )
                 if family == "recurrent_gemma":
                     given |= {"position_ids": torch.tensor([[at]]), "attention_mask": {"sliding_attention": None}}
                 out = model(texts[text, at, None, None], **given)

@@ -206,7 +206,7 @@ def rg_lru(fields: Fields, _: int, channels: str, width: str, heads: str) -> Lay
 
 
 def mlstm(fields: Fields, _: int, heads: str, hidden: str, key: str, value: str) -> LayerState:
-    """Reads the matrix memory of xLSTM, https://arxiv.org/abs/2405.04517: ssm `head key value`, its norm and its max."""
+    """Reads the matrix memory of xLSTM, https://arxiv.org/abs/2405.04517: ssm `head key value`, norm and max of it."""
     count, size = fields.number(heads), fields.number(hidden)
     keys, values = (fields.scaled(size, factor) // count for factor in (key, value))
     memory = families.linear(count, keys, values)

@@ -155,7 +155,7 @@ def test_a_size_that_is_a_fraction_of_another_stays_whole() -> None:
 
 
 def test_blocks_have_sizes_of_their_own() -> None:
-    puzzle = copy.deepcopy(CONFIGS["Nemotron-H puzzle, an example"])
+    puzzle = copy.deepcopy(CONFIGS["Nemotron-H puzzle, an example"]) | {"hybrid_override_pattern": None}
     puzzle["block_configs"][1:3] = [{"block_type": "mamba", "mamba_num_heads": 32}, {"block_type": "attention"}]
     states = [plane.shape for plane in from_config(puzzle).planes if plane.name.startswith("ssm")]
     assert (states, state_layers(puzzle)) == ([(64, 64, 128), (32, 64, 128)], (0, 1))

@@ -25,6 +25,8 @@ from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tokens import BYTES, EMPTY, SaltedTokens, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
+Origin = tuple[int, int, int, int]  # (register to start from, length, `tracked`, states that a move brought)
+NEW: Origin = 0, 0, 0, 0
 Lack = OutOfRows | OutOfPages | OutOfSlots
 LOG = logs.logger("admission")
 
@@ -311,19 +313,18 @@ class Admission(Verbs):
         if self._pages.allocator.pages:
             self._pages.start(rows, [start.source.pages for start in starts], self._fresh(starts))
         if not special:
-            self.start(rows, nothing := [0] * len(rows), nothing, nothing)
+            self.start(rows, [NEW] * len(rows))
         else:
-            if taken := [(row, start.source.states) for row, start in pairs if start.source.takes]:
-                self._holdings.take(taken)
-            columns: list[tuple[int, int, int, int]] = []
+            self._holdings.take([(row, start.source.states) for row, start in pairs if start.source.takes])
+            origins: list[Origin] = []
             for row, start in pairs:
-                source, known = start.source, start.match.tokens if start.match is not None else start.tracked
-                if source.takes or start.session is not None:
+                (length, states, _, _, takes), match = start.source, start.match
+                if takes or start.session is not None:
                     self._begin(row, start)
-                read = source.states[0].register if source.states and not source.takes else 0
-                moved = len(source.states) if source.takes else 0
-                columns.append((read, source.length, max(source.length, known), moved))
-            self.start(rows, *zip(*columns, strict=True))
+                known = max(length, match.tokens if match is not None else start.tracked)
+                read, moved = (0, len(states)) if takes else (states[0].register if states else 0, 0)
+                origins.append((read, length, known, moved))
+            self.start(rows, origins)
         for row, start in pairs:
             source = start.source
             if source.states and not source.takes:
@@ -576,10 +577,7 @@ class Admission(Verbs):
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
-    def start(
-        self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int],
-        moved: Sequence[int] = (), of_rows: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    def start(self, rows: Sequence[int], origins: Sequence[Origin], of_rows: Sequence[int] = ()) -> None:
         """Claims slots for new rows, and records their columns and states.
 
         With direct reads, the first step of a row reads its source, and the caller has counted this reader. Otherwise
@@ -588,38 +586,32 @@ class Admission(Verbs):
 
         Args:
             rows: the new rows.
-            source: for each row, the register of the state to continue from; 0 for none.
-            length: for each row, the length that it starts with.
-            tracked: for each row, the length up to which no snapshot is due.
-            moved: for each row, how many of its first registers a move has filled; empty if no row has any.
+            origins: for each row, what it starts from.
             of_rows: for each row, the row that it is forked from; empty if the rows are no forks.
         """
         file, confirmed, commands = self._file, self._table.confirmed_at, self._commands
-        first_tracked, first_source = file.starts["tracked"], file.starts["source"]
+        tracked_at, first_tracked, first_source = file.tracked_at, file.starts["tracked"], file.starts["source"]
         claimed: list[int] = []
         cells: dict[int, int] = {}
         fresh: list[int] = []
         copies: dict[int, int] = {}
-        for at, row in enumerate(rows):
-            live, of, n, until = PER_ROW * row, source[at], length[at], tracked[at]
-            read = of if self._direct_hits else 0
-            claimed += range(live + moved[at] if moved else live, live + self.per_request)
-            if file.tracked_at[row] != until:  # the device has this value already if the host has
-                file.tracked_at[row] = until
-                cells[first_tracked + row] = until
-            if read:
-                file.source_at[row] = read
-                cells[first_source + row] = read
-            if of_rows and file.tails and (kept := file.pending_at[of_rows[at]]):
-                file.pending_at[row] = kept
-                cells[file.starts["pending"] + row] = kept
-            confirmed[row] = n
-            if not of and not n:
-                fresh.append(live)
-            elif of and not read:
+        for row, (of, length, tracked, moved) in zip(rows, origins, strict=True):
+            live = PER_ROW * row
+            claimed += range(live + moved, live + self.per_request)
+            if moved > 2:
+                self._mirror.doubled = True
+            if tracked_at[row] != tracked:  # the device has this value already if the host has
+                tracked_at[row] = cells[first_tracked + row] = tracked
+            confirmed[row] = length
+            if of and self._direct_hits:
+                file.source_at[row] = cells[first_source + row] = of
+            elif of:
                 copies[live] = of
-        if moved:
-            self._mirror.doubled |= max(moved) > 2
+            elif not length:
+                fresh.append(live)
+        for row, of in zip(rows, of_rows, strict=False) if file.tails else ():
+            if kept := file.pending_at[of]:
+                file.pending_at[row] = cells[file.starts["pending"] + row] = kept
         commands.claim(claimed, zeroed=fresh)
         if cells:
             commands.write([*cells], [*cells.values()])

@@ -357,11 +357,11 @@ class Ending(Verbs):
             self._end_turns(rows, known, keys)
         registers: list[int] = []
         cells: list[int] = []
-        for row in rows:
+        for row in rows:  # `tracked` stays: the next request of the row writes it, if its own is another
             registers += range(PER_ROW * row, PER_ROW * row + PER_ROW)
-            if file.tracked_at[row] or file.source_at[row]:
-                file.tracked_at[row] = file.source_at[row] = 0
-                cells += file.starts["tracked"] + row, file.starts["source"] + row
+            if file.source_at[row]:
+                file.source_at[row] = 0
+                cells.append(file.starts["source"] + row)
             if file.tails:  # even if the host counts 0: the device may count tokens of a step that was never accepted
                 file.pending_at[row] = file.newest[row] = 0
                 cells += file.starts["pending"] + row, file.starts["newest"] + row

@@ -153,12 +153,10 @@ class Forking(Verbs):
             shared = {row: self._pages.of(row) for row in ids}
             rows = self._table.claim([name for names in ids.values() for name in names])
             self._pages.start(rows, [shared[row][: kept[row]] for row in of], [partial[row] for row in of])
-            sources = [origins[row] for row in of]
-            known = [lengths[row] for row in of]
-            tracked = [max(lengths[row], self._file.tracked_at[row]) for row in of]
-            self._admission.start(rows, sources, known, tracked, of_rows=of)
-            for source in sources if self._direct_hits else ():
-                self._holdings.begin_read(source)
+            tracked = {row: max(length, self._file.tracked_at[row]) for row, length in lengths.items()}
+            self._admission.start(rows, [(origins[row], lengths[row], tracked[row], 0) for row in of], of)
+            for row in of if self._direct_hits else ():
+                self._holdings.begin_read(origins[row])
             forks, copies = {row: list[int]() for row in ids}, list[tuple[int, int]]()
             for row, new in zip(of, rows, strict=True):
                 forks[row].append(new)

@@ -99,7 +99,8 @@ class CommandBuffer:
         self._first: WeakMethod[Callable[[], None]] | None = None
         self.queue: list[Packet | Action] = []
         self._sending: Packet | Action | None = None  # entry that has left the queue and is not sent completely
-        self.step = lasting.zeros(step_ints(max_batch), torch.int32, registers.backend.device)
+        self._room = step_ints(max_batch)
+        self.step = lasting.zeros(self._room, torch.int32, registers.backend.device)
         self.step_views = Views(self.step)
         self.fencing = False  # whether a planned forward is not launched yet
         self._used: Longs | None = None  # registers whose slots this forward uses
@@ -401,8 +402,8 @@ class CommandBuffer:
         packet = self.queue[-1] if self.queue else None
         if not isinstance(packet, Packet):
             self.queue.append(packet := Packet())
-        elif packet.late(regs, DATA if section == WRITES else section, sources):
-            if section == MOVES and not packet.late(regs, CLAIMS):
+        elif (last := packet.last(regs, sources)) >= (DATA if section == WRITES else section):
+            if section == MOVES and last < CLAIMS:
                 first = [-register for register in first]  # the packet runs these moves behind its releases
             else:
                 self.queue.append(packet := Packet())
@@ -457,7 +458,7 @@ class CommandBuffer:
         if self._first is not None:
             self._prepare()
         ints = last.encode(batch, limit, marks, self.ring.room, defer).size
-        if ints > self.step.numel():  # too many changes for `step`: they take an upload of their own
+        if ints > self._room:  # too many changes for `step`: they take an upload of their own
             self._send_prepared(last)
             ints = (last := Packet()).encode(batch, limit, marks, self.ring.room, defer).size
         self._sending = last
@@ -523,10 +524,9 @@ class CommandBuffer:
     def _carry_out(self, sent: Tensor, packet: Packet, replayed: bool = False) -> None:
         if not replayed:
             self.registers.ownership(sent)
-        moved, zeroed = packet.size(DATA), packet.zeroed
-        if moved and self._run_data:
-            slots, copied = self.registers.table.slots, moved - zeroed - packet.rows
-            self._run_data(slots, sent, copied=copied, zeroed=zeroed, replayed=replayed)
+        copied, zeroed = packet.copied, packet.zeroed
+        if self._run_data and (copied or zeroed or packet.rows):
+            self._run_data(self.registers.table.slots, sent, copied=copied, zeroed=zeroed, replayed=replayed)
 
     def discard(self) -> None:
         """Forgets the recorded changes. Call it only in a reset, which also frees all slots on the device."""

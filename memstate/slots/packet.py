@@ -6,6 +6,7 @@ plain integers in lists: most packets have only a few, for which lists are faste
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from memstate.slots.registers import Ints, Longs
 # The sections as plain integers, because an access to a member of an enumeration takes 1 us.
 MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(int, Section)
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
-NOTHING = [0, 0, 0, 0]
+FILLING = [array("i", [0] * n) for n in range(4)]
 NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # header of an empty packet
 # (section, first column, second column, registers that change)
 Operation = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
@@ -36,6 +37,7 @@ class Packet:
         operations: the operations, in the order of the calls.
         named: phase -> registers that an operation of this phase changes.
         reads: registers that a copy reads.
+        copied: number of entries of DATA that copy a state.
         zeroed: number of entries of DATA that fill a state with zeros, or with the fills of its planes.
         rows: number of entries of DATA that name rows, not registers.
     """
@@ -44,7 +46,7 @@ class Packet:
         self.operations: list[Operation] = []
         self.named: dict[int, set[int]] = {}
         self.reads: set[int] = set()
-        self.zeroed = self.rows = 0
+        self.copied = self.zeroed = self.rows = 0
         for operation in operations:
             self.add(*operation)
 
@@ -64,6 +66,7 @@ class Packet:
                 self.rows += len(first)
             else:
                 self.zeroed += zeroed
+                self.copied += len(first) - zeroed
             if zeroed < len(second):
                 self.reads.update(second)
                 self.reads.discard(ZERO_SOURCE)
@@ -77,23 +80,23 @@ class Packet:
                 entries += len(first)
         return entries
 
-    def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
-        """Returns whether a new operation must start another packet, because it would run too early in this packet.
+    def last(self, registers: Sequence[int], sources: Sequence[int] = ()) -> int:
+        """Returns the last phase of this packet that a new operation must follow, -1 for none.
 
         The zeros and copies of a packet run in no fixed order, after the labels. So no zero or copy may change a
         register that another zero or copy of the same packet changes or reads.
 
         Args:
             registers: registers that the operation changes.
-            phase: phase of the operation.
             sources: registers whose states the operation reads.
         """
-        for other, changed in self.named.items():
-            if other >= phase and not changed.isdisjoint(registers):
-                return True
-            if other == DATA and not changed.isdisjoint(sources):
-                return True
-        return not self.reads.isdisjoint(registers)
+        last = -1 if self.reads.isdisjoint(registers) else DATA
+        for phase, changed in self.named.items():
+            if (phase > last and not changed.isdisjoint(registers)) or (
+                phase == DATA and not changed.isdisjoint(sources)
+            ):
+                last = phase
+        return last
 
     def names(self, registers: Iterable[int]) -> bool:
         """Returns whether an operation of this packet changes one of these registers or reads its state."""
@@ -129,21 +132,22 @@ class Packet:
                 size = header[section] = len(longs[0])
                 header[8 + section] = at
                 at += len(longs) * (size + -size % 4)
-        sections: dict[int, tuple[array[int], array[int]]] = {}
+        columns: dict[int, tuple[Any, Any]] = {}  # of lists; of arrays for writes, which can be whole page tables
         for section, first, second, _ in self.operations:
-            one, other = sections.setdefault(section, (array("i"), array("i")))
-            one.extend(first)
-            other.extend(second)
-        for section, columns in sorted(sections.items()):
-            left, right = _newest(*columns) if section == WRITES else columns
-            size = header[section] = len(left)
-            header[8 + section] = at + len(body)
-            filling = NOTHING[: -size % 4]
-            body += left
-            body.fromlist(filling)
+            if section not in columns:
+                columns[section] = (array("i"), array("i")) if section == WRITES else ([], [])
+            left, right = columns[section]
+            left.extend(first)
+            right.extend(second)
+        for section in sorted(columns):
+            left, right = columns[section] if section != WRITES else _newest(*columns[section])
+            size, add = len(left), body.extend if section == WRITES else body.fromlist
+            header[section], header[8 + section] = size, at + len(body)
+            add(left)
+            body.extend(FILLING[-size % 4])
             if section in PAIRS:
-                body += right
-                body.fromlist(filling)
+                add(right)
+                body.extend(FILLING[-size % 4])
         sent = room(at + len(body))
         to, start = sent.data, HEADER_INTS
         to[:HEADER_INTS] = header

@@ -108,13 +108,16 @@ def _ownership_problems(capacity: int, free: set[int], owners: dict[int, list[st
 
 
 def row_problems(mem: StateManager) -> list[str]:
-    """Returns a line for each row with a wrong `tracked` or `source`, and for each unused row that holds something."""
+    """Returns a line for each row with a wrong `tracked` or `source`, and for each unused row that holds something.
+
+    `tracked` of an unused row is that of its last request: nobody reads it before the next request writes it.
+    """
     problems = []
     file, table = inside.registers(mem), owners.table(mem)
     for name in ("tracked", "source"):
         device, host = getattr(file.table, name).tolist(), getattr(file, name).tolist()
         for row in range(table.rows + 1):
-            if device[row] != host[row] or (device[row] != 0 and not table.used[row]):
+            if device[row] != host[row] or (name == "source" and device[row] != 0 and not table.used[row]):
                 problems.append(f"{name} of row {row}: {device[row]}, {host[row]} on the host, used={table.used[row]}")
     for row in range(1, table.rows + 1):
         if not table.used[row] and file.held[3 * row : 3 * row + 3].any():

@@ -199,8 +199,10 @@ class Machine:
         self._same("labels on the host", registers.labels.tolist(), known, self._register)
         rows = [model.rows.get(number) for number in range(model.row_count + 1)]
         for name in self.columns:
-            told = [getattr(row, name) if row else 0 for row in rows]
-            self._same(f"{name} on the host", getattr(registers, name).tolist(), told)
+            noted = getattr(registers, name).tolist()  # that of a free row is read again only if it is `tracked`
+            unread = noted if name == "tracked" else [0] * len(rows)
+            told = [getattr(row, name) if row else old for row, old in zip(rows, unread, strict=True)]
+            self._same(f"{name} on the host", noted, told)
         confirmed = owners.table(mem).confirmed.tolist()
         self._same("confirmed", [confirmed[row.number] for row in rows if row], [row.confirmed for row in rows if row])
         self._look_at_the_cells()

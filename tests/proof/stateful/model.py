@@ -1096,7 +1096,7 @@ class Model(Cache):
             self.generation[row.number] += 1
         self.end_marks(marked)
         for row in rows:
-            for column in self.columns:
+            for column in self.columns.keys() - {"tracked"}:  # the next request of the row writes its own
                 self.record_write(column, row.number, 0)
         return kept
 

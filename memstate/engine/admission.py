@@ -190,12 +190,17 @@ class Admission(Verbs):
             InvalidArgument: two starts are turns of the same session, or a request has too many tokens.
         """
         # Starts with a prompt, a source or wanted lengths. All others need only a row, pages and slots.
-        special = [
-            start for start in starts
-            if start.match is not None or start.request.tokens is not None or start.source is not ZEROS or start.wanted
-            or start.request.fetch is not None
-        ]  # fmt: skip
-        turns = [start.session for start in special if start.session] if special else []
+        special: list[Start] = []
+        turns: list[Conversation] = []
+        for start in starts:
+            request = start.request
+            if (
+                request.tokens is not None or start.source is not ZEROS or start.match is not None or start.wanted
+                or request.fetch is not None
+            ):  # fmt: skip
+                special.append(start)
+                if start.session is not None:
+                    turns.append(start.session)
         if len(turns) > 1 and len(set(turns)) < len(turns):
             raise InvalidArgument(f"a session is named twice in {[turn.handle for turn in turns]}: one turn at a time")
         if self._tiers is not None and len(self._tiers.parked):
@@ -237,20 +242,22 @@ class Admission(Verbs):
             slots: slots that the rows of the call need.
             pages: new pages that the rows of the call need.
         """
-        states, loaded = set[object](), set[object]()  # keys, because starts can share a record
+        hits: list[Hit] = []
         for start in starts:
             source = start.source
             if isinstance(source.of, Parked):
                 pages += list(source.pages).count(0)
             if source.takes:
                 slots -= min(self.per_request, len(source.states))
-            if start.leaves:
+            if start.leaves is not None:
                 of_states, of_pages = self._sessions.surplus(start.leaves, source)
                 slots, pages = slots - of_states, pages - of_pages
-            if (hit := start.hit) is not None:
-                states.add(hit.state.key)
-                loaded.update(page.key for page in hit.pages)
-        return slots + len(states), len(states), pages + len(loaded)
+            if start.hit is not None:
+                hits.append(start.hit)
+        if not hits:
+            return slots, 0, pages
+        states = len({hit.state.key for hit in hits})  # keys, because starts can share a record
+        return slots + states, states, pages + len({page.key for hit in hits for page in hit.pages})
 
     def _fresh(self, starts: Sequence[Start]) -> list[int]:
         """Returns the number of new pages of each start. The number changes with the source of the start.
@@ -326,14 +333,14 @@ class Admission(Verbs):
                 origins.append((read, length, known, moved))
             self.start(rows, origins)
         for row, start in pairs:
-            source = start.source
+            source, lease = start.source, start.lease
             if source.states and not source.takes:
                 self._reads(source)
+            if lease is not None:
+                self._cache.use(lease)
             if self._cache.enabled or start.session is not None:  # for later comparisons of tokens with the prompt
-                lease = self._cache.leases[row] = start.lease or Lease(NO_NODE, start.prompt, NO_MATCH)
+                lease = self._cache.leases[row] = lease or Lease(NO_NODE, start.prompt, NO_MATCH)
                 lease.given = start.request.keys if start.request.tokens is None else start.request.tokens
-            if start.lease is not None:
-                self._cache.use(start.lease)
             if start.wanted:
                 known = len(start.prompt.key) // BYTES if start.match is None else start.match.tokens
                 self._marks.start(row, start.wanted, source.length, known)

@@ -378,9 +378,10 @@ class Ending(Verbs):
 
     def _end_turns(self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[Key] | None) -> None:
         """Ends the turns among rows; see `free`."""
-        turns, limits, later = self._sessions.by_row, self._sessions.limits, None
+        turns, limits = self._sessions.by_row, self._sessions.limits
+        later: tuple[list[int], list[int]] | None = None
         if len(rows) > 1 and limits.most_states is None and len(rows) * PER_ROW <= self._holdings.free:
-            later = list[int](), list[int]()  # no state makes way for another, so one operation can move all
+            later = [], []  # no state makes way for another, so one operation can move all
         for at, row in enumerate(rows):
             if row in turns:
                 real = self._table.confirmed_at[row] if known is None else known[at]

@@ -371,7 +371,8 @@ class PrefixCache(Contents):
         start, known = lease.node, min(end, lease.end, len(lease.prompt.key) // self._unit)
         while start.end > known and start.parent is not None:
             start = start.parent
-        node, kept, path = None, list[Snapshot](), start if start.end else None
+        kept: list[Snapshot] = []
+        node, path = None, start if start.end else None
         for register, length, kind in states:
             held = self._holdings.state(register)  # None: a register of the row, not a holder
             node = self._place(prompt, length // self._pages.page_size, pages, kind, path, moves)

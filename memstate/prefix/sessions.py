@@ -377,12 +377,14 @@ class Sessions:
     def _real(self, row: int, known: int) -> list[int]:
         """Returns the row's registers whose states the session can keep, longest first."""
         labels, first, pages = self._file.label_at, REGISTERS_PER_ROW * row, self._pages
-        lengths: dict[int, int] = {}
-        for register in range(first, first + 1 + self._lanes):
-            length = labels[register] if self._file.held_at[register] else 0
+        real: list[int] = []
+        for register in range(first, first + 1 + self._lanes):  # an empty register has the label 0
+            length = labels[register]
             if 1 <= length <= known and not length % pages.grid and pages.own_partial(row, length):
-                lengths[register] = length
-        return sorted(lengths, key=lengths.__getitem__, reverse=True)
+                real.append(register)
+        if len(real) > 1:
+            real.sort(key=labels.__getitem__, reverse=True)
+        return real
 
     def close(self, handle: Session) -> Node:
         """Closes a session and releases its states and pages. If a turn runs, this happens at the end of the turn.

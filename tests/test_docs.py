@@ -14,6 +14,7 @@ PAGES = (
     "README.md",
     "docs/guide.md",
     "docs/kinds.md",
+    "docs/models.md",
     "docs/fewer_bits.md",
     "docs/park.md",
     "docs/own_blocks.md",

@@ -347,6 +347,13 @@ def test_pooled_kv_has_no_pages_of_tokens():
         ({"num_hidden_layers": 8, "attn_layer_indices": [3, 7]}, (0, 1, 2, 4, 5, 6)),
         ({"num_hidden_layers": 3, "full_attn_idxs": []}, (0, 1, 2)),
         ({"num_hidden_layers": 9, "full_attention_interval": 4}, (0, 1, 2, 4, 5, 6, 8)),
+        ({"num_hidden_layers": 3, "layer_group_size": [1, 0, 1]}, (0, 2)),
+        ({"num_hidden_layers": 3, "attn_type_list": [1, 0, 1]}, (1,)),
+        ({"num_hidden_layers": 4, "full_attention_layers": [1]}, (0, 2, 3)),
+        ({"num_hidden_layers": 4, "attn": {"layers": [0, 2]}}, (1, 3)),
+        ({"num_hidden_layers": 5, "block_types": ["recurrent", "attention"]}, (0, 2, 4)),
+        ({"num_hidden_layers": 8, "mamba_step": 4}, (0, 1, 3, 4, 5, 7)),
+        ({"num_hidden_layers": 3, "mamba_step": 8}, (0, 1)),
         (
             {"model_type": "falcon_h1", "num_hidden_layers": 5, "layers_block_type": ["full_attention"] * 5},
             tuple(range(5)),

@@ -103,7 +103,7 @@ def numbers_of(what: str, values: npt.ArrayLike, size: int) -> list[int]:
     plain = type(given) is list and len(given) == size and set(map(type, given)) == {int}
     if not (plain and min(given) >= 0 and max(given) <= INT32_MAX):
         given = counts(what, values, size).tolist()
-    return list[int](given)
+    return [*given]
 
 
 def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:

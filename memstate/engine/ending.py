@@ -16,7 +16,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Row, Snapshot
 from memstate.requests.holdings import PUBLISHED
 from memstate.requests.steps import Step
-from memstate.tokens import BYTES, Key, Keys, Tokens
+from memstate.tokens import BYTES, Key, Keys, SaltedTokens, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
 Keep = Literal["handle", "cache"]
@@ -217,7 +217,7 @@ class Ending(Verbs):
             n = min(most, len(key) // BYTES)
             length, lease = self._pages.floor(n), self._cache.leases[row]
             lease.encoded = key[: length * BYTES] if self._cache.names.keyed else b""
-            prompt, end = lease.prompt._replace(key=key), length // size
+            prompt, end = SaltedTokens(key, *lease.prompt[1:]), length // size
             given.append((lease, prompt, end, self._pages.of(row, end), self._states_of(row, n, ended)))
         return self._cache.file(given)
 

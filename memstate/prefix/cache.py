@@ -224,19 +224,19 @@ class PrefixCache(Contents):
         """
         size, unit, placement = self._pages.page_size, self._pages.unit, self.settings.placement
         named = placement.marks(match, unit)
-        sound = isinstance(named, dict) and all(
-            (type(at) is int or is_whole(at)) and isinstance(kind, str) for at, kind in named.items()
-        )
-        wanted = sorted(int(at) for at in named if match.length < at <= match.tokens) if sound else []
-        if not sound or any(at % unit for at in wanted):
-            raise InvalidArgument(
-                f"{placement!r} returned {shown(named)}: expected a dict of lengths, multiples of {unit}, "
-                "and kinds, such as {64: 'prompt'}"
-            )
-        return [
-            (at, named[at]) for at in wanted
-            if self.state_policy.admits(Place(at // size, match.length // size, named[at]))
-        ]  # fmt: skip
+        wanted: list[tuple[int, str]] = []
+        for at, kind in named.items() if isinstance(named, dict) else ((None, None),):
+            sound = (type(at) is int or is_whole(at)) and isinstance(kind, str)
+            if sound and not match.length < at <= match.tokens:
+                continue
+            if not sound or at % unit:
+                raise InvalidArgument(
+                    f"{placement!r} returned {shown(named)}: expected a dict of lengths, multiples of {unit}, "
+                    "and kinds, such as {64: 'prompt'}"
+                )
+            wanted.append((int(at), kind))
+        above, admits = match.length // size, self.state_policy.admits
+        return [one for one in sorted(wanted) if admits(Place(one[0] // size, above, one[1]))]
 
     def use(self, lease: Lease) -> None:
         """Counts a request, and a use of the matched state if there is one. Policies learn of it later, see `hear`.
@@ -426,7 +426,7 @@ class PrefixCache(Contents):
             why = "a key is at two places: it is no hash of all tokens up to its end, or keys= begin at another block"
             self._told.event(logging.WARNING, "two prefixes", blocks=f"{other.end} {end}", why=why)
             self._note_superseded(other)
-            if other.snapshot and not self._holdings.readers[other.snapshot.register]:
+            if other.snapshot and other.snapshot.register not in self._holdings.readers:
                 self._holdings.end([other.snapshot])
                 self.detach(other, "cleared")
                 self.drop_bare(other)

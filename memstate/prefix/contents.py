@@ -243,7 +243,7 @@ class Contents(NotCopied, Shown):
         """Yields the superseded nodes, then `victims` in their order. Leaves out states that a first step will read."""
         readers = self._keeper.readers()
         for node in chain(list(self._superseded), (node for node in victims if node not in self._superseded)):
-            if node.snapshot and not readers[node.snapshot.register]:
+            if node.snapshot and node.snapshot.register not in readers:
                 yield node
 
     @property

@@ -13,6 +13,7 @@ kept       the states at these lengths                                          
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, count
 from math import gcd, lcm
 from typing import NamedTuple
 
@@ -206,7 +207,8 @@ class Marks:
                 `after` are in a tail. None: `after`.
         """
         marks: list[Mark] = []
-        entries = [at for at, row in enumerate(rows.tolist()) if row in self._coming or row in self._ends]
+        numbers, awaited = rows.tolist(), self._coming.keys() | self._ends.keys()
+        entries = list(compress(count(), map(awaited.__contains__, numbers)))  # a batch is large, and few rows wait
         if not entries:
             return marks
         sizes, labels = after - before if tokens is None else tokens, after if label is None else label

@@ -7,7 +7,8 @@ import heapq
 import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from memstate.checks import INT32_MAX, sequence
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.requests.handles import Row, Rows, first_generation, risen
 from memstate.slots.registers import Longs
+
+INDEX: Final = attrgetter("index")
 
 
 class RequestTable:
@@ -153,7 +156,10 @@ class RequestTable:
         """Returns the number of each handle's row, 0 for None."""
         given = rows if type(rows) is list else list(sequence("rows", rows, "[row]"))
         try:
-            numbers = [row.index if row is not None else 0 for row in given]
+            try:
+                numbers = list(map(INDEX, given))  # takes half the time of the loop below
+            except AttributeError:
+                numbers = [row.index if row is not None else 0 for row in given]  # type: ignore[redundant-expr]
             if list(map(self.running.__getitem__, numbers)) == given:  # the common case: all handles are valid
                 return numbers
         except (AttributeError, TypeError, IndexError):

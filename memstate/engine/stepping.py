@@ -84,7 +84,7 @@ class Stepping(Verbs):
         self._accepted = Views(world.log.tails.accepted) if world.log.tails is not None else None
         self._copied, self._canary = world.copied, world.canary
         self._few = Few(world.mirror)
-        self._plain = self._tail > 0 and not world.copied and world.canary is None and world.tiers is None
+        self._plain = self._tail > 0 and not world.copied and world.canary is None
         self._moves = bool(world.copied) and (world.direct_hits or world.mirror.tracking.reads_old_slot)
         self.open: Step | None = None
         self.replaying: int | None = None
@@ -379,6 +379,8 @@ class Stepping(Verbs):
                 self._late = Late(step, label, pending, file.source[batch.rows], limit, file.allocator.free, 0, defer)
                 file.undecided = frozenset(batch.rows.tolist())
             commands.fence((batch.live[:, None] + ROW).ravel() if late else batch.live)
+            if self._cache.below is not None:
+                self._cache.below.planned(step.numbers, step.before, step.after)
             return step
 
     def _make_room(self, marks: list[Mark], limit: int) -> list[Mark]:

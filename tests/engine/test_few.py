@@ -12,7 +12,9 @@ import torch
 import memstate as ms
 from memstate.checks import INT32_MAX
 from memstate.errors import InvalidArgument, MemstateError
+from memstate.kernels.dispatch import Backend
 from memstate.requests.tracking import few
+from memstate.state.planes import Planes
 from memstate_tools.bench.host_sides import python_calls
 from tests.support import inside
 from tests.support.build import build
@@ -86,13 +88,13 @@ class Twins:
     After each call, both have the same answer or error, and the same tables on the host and on the device.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, kind: str, overlap: bool, pages: bool, seed: int) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, kind: str, overlap: bool, pages: str, seed: int) -> None:
         for module in ("table", "holdings"):  # so that both give the same handles
             patch.setattr(f"memstate.requests.{module}.first_generation", lambda: 1)
         more = {"pages": 160, "pages_per_row": 30, "page_size": 4} if pages else {}
         every = {} if kind == "none" else {"every": 16}
         more |= {"tracking": KINDS[kind](**every), "overlap": overlap, "snapshots": 30}
-        self.sides = [manager(kind, 10, 26, **more) for _ in range(2)]
+        self.sides = [manager(kind, 10, 26, **more, **(below() if pages == "tiers" else {})) for _ in range(2)]
         self.patch, self.draw = patch, Random(seed)
         self.rows: list[ms.Row] = []
         self.kept: list[ms.Snapshot] = []
@@ -218,6 +220,12 @@ class Twins:
             self.both(lambda mem, at: mem.pool.allocator.confirm(99))
 
 
+def below() -> dict[str, Any]:
+    """Returns the arguments of a manager with host memory for states and KV."""
+    kv = Planes(ms.StateLayout([ms.Plane("kv", (16,), torch.uint8)], layers=1), 160, Backend("reference"))
+    return {"prefix": ms.Prefix(), "tiers": ms.Tiers("toy", host_slots=4, kv=kv)}
+
+
 def launch(mem: ms.StateManager, rows: list[Any]) -> Callable[[], object]:
     return lambda: mem.launch(len(rows))
 
@@ -232,6 +240,7 @@ def tables(mem: ms.StateManager) -> dict[str, Any]:
         (parts.mirror, "snapshots degraded doubled"),
         (parts.marks, "missed refused rows"),
         (mem.backend.counts, "total_launches uploads upload_bytes syncs"),
+        *([(parts.tiers.host, "_unwritten")] if parts.tiers is not None else []),
     ]
     found = {name: getattr(of, name) for of, names in parts_of for name in names.split()}
     fenced = [] if commands._used is None else sorted(commands._used.tolist())
@@ -247,9 +256,9 @@ def steps(mem: ms.StateManager) -> dict[str, Any]:
 
 @kinds
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-@pytest.mark.parametrize("pages", [False, True], ids=["", "pages"])
+@pytest.mark.parametrize("pages", ["", "pages", "tiers"])
 def test_steps_of_few_rows_are_those_of_many(
-    kind: str, overlap: bool, pages: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    kind: str, overlap: bool, pages: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds, taken = (10, int(torch.randint(2**31, (1,), generator=generator))), []
     for seed in seeds:

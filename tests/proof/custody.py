@@ -75,8 +75,8 @@ class Custody:
 
     def __init__(self, rules: ModuleType | Any, tokens: int, epochs: int) -> None:
         self.owner, self.seat, self.tokens, self.epochs = rules.Owner, rules.Seat, tokens, epochs
-        self.born = tuple(vars(rules.Seat()).items())
-        self.first = World(tuple(vars(rules.Owner()).items()), (Process(self.born),) * 2, frozenset())
+        owner, seat = (tuple(vars(one).items()) for one in (rules.Owner(), rules.Seat()))
+        self.first = World(owner, (Process(seat),) * 2, frozenset())
 
     def after(self, world: World) -> Iterator[tuple[World, str]]:
         """Yields each world that may come next, and what is wrong with this step."""

@@ -571,3 +571,13 @@ def test_memory_that_does_not_fit_the_configuration() -> None:
         blocks_of(over(BLOCKS), {"a": torch.zeros(1, BYTES, dtype=torch.uint8)})
     with pytest.raises(LayoutMismatch, match="has none of them"):
         blocks_of(over(BLOCKS), {"z": torch.zeros(BLOCKS, BYTES, dtype=torch.uint8)})
+
+
+def test_a_store_is_a_folder_or_a_url(tmp_path: Path) -> None:
+    folder = Settings(host_blocks=1, store=str(tmp_path), store_capacity="1MiB").open_store()
+    assert repr(folder).startswith(f"FileStore('{tmp_path}', at most 1.00 MiB")
+    with pytest.raises(InvalidArgument, match=r"url 's3://\*\*\*bucket': expected s3://bucket/prefix"):
+        Settings(host_blocks=1, store="s3://me:SECRET@bucket").open_store()
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]' in a checkout")
+    objects = Settings(host_blocks=1, store="memory:///", store_capacity="1MiB").open_store()
+    assert repr(objects) == "Objects('memory:///', at most 1.00 MiB, 0 faults)"

@@ -443,7 +443,7 @@ def check_selective(
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
     out: Tensor | None, marks: StepMarks | None, tail: SelectiveTail | None, cursor: Cursor | None,
     parents: Tensor | None, scales: Tensor | None, lengths: Tensor | None, seed: int | None, layer: int,
-    first_head: int,
+    first_head: int, dt_min: float | None, dt_max: float | None,
 ) -> tuple[int | None, ...]:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other.
 
@@ -459,6 +459,9 @@ def check_selective(
     device = state.device
     if not isinstance(softplus, bool):
         raise ValueError(f"softplus: expected True or False, got {softplus!r}")
+    limits = [each for each in (dt_min, dt_max) if each is not None]
+    if not all(isinstance(each, Real) and each == each for each in limits) or limits != sorted(limits):
+        raise ValueError(f"dt_min {dt_min!r}, dt_max {dt_max!r}: expected numbers, the first at most the second")
     if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2]:
         raise ValueError(
             f"expected x `batch token head dim` and b `batch token group state` with head a multiple of group, "

@@ -62,8 +62,9 @@ def _selective_step(
     max_tokens, last, stride_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
     tail_x_apart, tail_b_apart, tail_dt_apart, tail_rows, ring, nodes, scales_apart, seed, layer, first_head,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
-    SOFTPLUS: tl.constexpr, EACH: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
+    SOFTPLUS: tl.constexpr, DT_MIN: tl.constexpr, DT_MAX: tl.constexpr, EACH: tl.constexpr,
+    STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2)
@@ -178,6 +179,10 @@ def _selective_step(
             dt = dt + dt_bias
         if SOFTPLUS:
             dt = softplus_of(dt)
+        if DT_MIN is not None:
+            dt = tl.where(dt < DT_MIN, DT_MIN, dt)
+        if DT_MAX is not None:
+            dt = tl.where(dt > DT_MAX, DT_MAX, dt)
 
         s = _advanced(s, x, b, dt, a, PIECES, TIED)
         y = dot(c, s, PIECES)
@@ -259,13 +264,18 @@ def tiling(state: Tensor, sizes: tuple[Any, ...], config: SelectiveConfig) -> tu
     return (triton.cdiv(dim, block_d), state.shape[1]), (dim_fastest, block_d, block_n, warps)
 
 
+def _finite(limit: float | None) -> float | None:
+    """Returns a limit, None if it is infinite and so no limit."""
+    return float(limit) if limit is not None and math.isfinite(limit) else None
+
+
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     softplus: bool = False, out: Tensor | None = None, marks: StepMarks | None = None,
     tail: SelectiveTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
     scales: Tensor | None = None, lengths: Tensor | None = None, seed: int | None = None, layer: int = 0,
-    first_head: int = 0,
+    first_head: int = 0, dt_min: float | None = None, dt_max: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
     checked = check_selective(*locals().values())  # all arguments, in order
@@ -293,6 +303,7 @@ def selective_step(
     )  # fmt: skip
     constants = {
         "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": states, "TIED": tied, "SOFTPLUS": softplus,
+        "DT_MIN": _finite(dt_min), "DT_MAX": _finite(dt_max),
         "EACH": tail is not None or (scales is not None and max_tokens > 1),
         "STATE_FASTEST": not dim_fastest, "UNIT": unit, "BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes,
         "RUN": run,

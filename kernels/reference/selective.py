@@ -22,11 +22,12 @@ def selective_step(
     softplus: bool = False, out: Tensor | None = None, marks: StepMarks | None = None,
     tail: SelectiveTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
     scales: Tensor | None = None, lengths: Tensor | None = None, seed: int | None = None, layer: int = 0,
-    first_head: int = 0,
+    first_head: int = 0, dt_min: float | None = None, dt_max: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
     Per token: dt' = dt + dt_bias, or softplus of that;  S <- exp(dt' a) S + dt' x (x) b;  y = S c + d x;  y silu(z).
+    dt_min and dt_max bound dt'.
     This is the selective state space model of Gu, Dao 2023, arXiv:2312.00752. With one `a` and one dt per head, it is
     Mamba2: Dao, Gu 2024, arXiv:2405.21060. Softplus is the identity above 20.
 
@@ -76,6 +77,8 @@ def selective_step(
         seed: seed to round whole numbers by chance, 0 to 2^31 - 1; None rounds to the nearest.
         layer: number of the layer, for the draws of `seed`.
         first_head: number of the first head in the model, for the draws of `seed`.
+        dt_min: least dt', or None. mamba_ssm calls the two `dt_limit`.
+        dt_max: largest dt', or None; at least `dt_min`.
 
     Returns:
         `out`. Changes: state; scales; tail.
@@ -106,7 +109,9 @@ def selective_step(
         states = {-1: (s, length)}  # token of the step -> (state behind it, its length); -1: behind the pending tokens
         for t in range(count):
             step = dt[row, t].float() if dt_bias is None else dt[row, t].float() + dt_bias.float()
-            entering = SelectiveTail(x[row, t], b[row, t], F.softplus(step) if softplus else step)
+            step = F.softplus(step) if softplus else step
+            step = step if dt_min is dt_max is None else step.clamp(dt_min, dt_max)
+            entering = SelectiveTail(x[row, t], b[row, t], step)
             own.keep(own.pending + t, entering)
             s, length = states[lineage(parents, row, t)]
             s, length = advance(s, entering.x, entering.b, entering.dt, a), length + 1

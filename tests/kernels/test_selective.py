@@ -76,6 +76,7 @@ def heads_of(case: Case, i: int, real: int, old: Array) -> list[dict[str, Any]]:
             "a": np.broadcast_to(given["a"][h], (dim, states)), "b": given["b"][:, h // group],
             "c": given["c"][:, h // group], "z": given["z"][:, h] if "z" in given else None, "state": old[h],
             "softplus": case.shared["softplus"],
+            "limits": (case.shared.get("dt_min", -np.inf), case.shared.get("dt_max", np.inf)),
         }  # fmt: skip
         for name in ("d", "dt_bias"):
             head[name] = np.broadcast_to(given[name][h], (dim,)) if name in given else np.zeros(dim)
@@ -126,3 +127,24 @@ def test_G2_softplus_of_steps_of_every_size(
     overflows. One row starts from zeros, so that its state is as small as its step.
     """
     run(build(backend, generator, kind, [Row(0, 1), Row(2, 3)], steps=steps, without=("dt_bias",)), backend)
+
+
+@each_kind
+@pytest.mark.parametrize(("softplus", "limits"), [(True, (0.01, 0.3)), (True, (0.25, np.inf)), (False, (-np.inf, 0.5))])
+def test_D41_steps_are_bounded_behind_the_softplus(
+    backend: Backend, generator: torch.Generator, kind: str, softplus: bool, limits: tuple[float, float]
+) -> None:
+    """Both limits bind for some of the steps."""
+    case = build(backend, generator, kind, softplus=softplus, steps=(-6, 2) if softplus else (0, 1))
+    case.shared.update(zip(("dt_min", "dt_max"), limits, strict=True))
+    run(case, backend)
+
+
+@pytest.mark.parametrize("limits", [(0.5, 0.2), (float("nan"), None), ("0.1", None), (None, torch.ones(()))])
+def test_limits_that_are_no_range_are_refused(
+    backend: Backend, generator: torch.Generator, limits: tuple[Any, Any]
+) -> None:
+    case = build(backend, generator)
+    case.shared.update(zip(("dt_min", "dt_max"), limits, strict=True))
+    with pytest.raises(ValueError, match=r"dt_min .*, dt_max .*: expected numbers, the first at most the second"):
+        case.step(backend)

@@ -167,9 +167,10 @@ def test_layers_that_attend_beside_a_state_have_kv() -> None:
     assert page is not None and page.bytes_per_slot == 2 * 2 * 6 * 128 * 2 and len(state_layers(samba)) == 16
     loop = kv_from_config(CONFIGS["Inkling-2-Mini, class defaults"], page_size=1)
     assert loop is not None and loop.bytes_per_slot == 48 * 2 * 8 * 128 * 2
-    narrow = CONFIGS["Inkling-2-Mini, class defaults"] | {"swa_num_key_value_heads": 2}
+    kinds = ["hybrid_sliding"] * 6 + ["hybrid"] * 12 + ["hybrid_sliding"] * 6
+    narrow = CONFIGS["Inkling-2-Mini, class defaults"] | {"swa_num_key_value_heads": 2, "layer_types": kinds}
     shapes = {plane.shape: plane.layers for plane in from_config(narrow).planes}
-    runs = 1 + 3 + 3 + 1  # of layers 5, 11, 17 and 23, which do not slide
+    runs = 3 * 12  # of layers that do not slide
     assert shapes == {(256, 3): 2 * (48 - runs), (2304, 3): None, (1024, 3): 2 * runs}
 
 

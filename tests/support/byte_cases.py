@@ -305,6 +305,7 @@ def selective_step(make: Maker) -> Case:
         "b": make.normal(*head, 1, states, dtype=dtype), "c": make.normal(*head, 1, states, dtype=dtype),
         "d": make.one(None, make.normal(*owner)), "z": make.one(None, make.normal(*head, 2, dim, dtype=dtype)),
         "dt_bias": make.one(None, make.normal(*owner)), "softplus": make.one(True, False),
+        "dt_min": make.one(None, 0.1), "dt_max": make.one(None, 0.8),
     }  # fmt: skip
     inputs |= scaled(make, state, len(rows), 2, dim)
     kept = ring(make, 2, dim, dtype=dtype), ring(make, 1, states, dtype=dtype), ring(make, *owner)

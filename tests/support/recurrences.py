@@ -235,8 +235,9 @@ def low_rank_bound(
 
 
 def selective(
-    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array, softplus: bool
-) -> tuple[Array, Array]:
+    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array, softplus: bool,
+    limits: tuple[float, float] = (-np.inf, np.inf),
+) -> tuple[Array, Array]:  # fmt: skip
     """Computes one head, unrolled: with D_i = dt_1 + ... + dt_i, the state h_i after token i is
     exp(D_i a) h_0 + sum over j <= i of exp((D_i - D_j) a) dt_j x_j b_j^T, and y_i = (h_i c_i + d x_i) z_i sigmoid(z_i).
 
@@ -244,7 +245,7 @@ def selective(
     the gate: Gu, Dao 2023, arXiv:2312.00752. x, dt, z: `token dim`; a, state: `dim state`; b, c: `token state`;
     d: `dim`. Returns y and h_0, h_1, ...: `token+1 dim state`.
     """
-    dt = np.logaddexp(0, dt) if softplus else dt
+    dt = np.clip(np.logaddexp(0, dt) if softplus else dt, *limits)
     total = np.cumsum(dt, axis=0)[:, :, None]
     states = [state]
     for i in range(len(x)):
@@ -272,7 +273,7 @@ def softplus_bound(x: Rounded) -> Rounded:
 
 def selective_bound(
     x: Array, dt: Array, bias: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array,
-    softplus: bool,
+    softplus: bool, limits: tuple[float, float] = (-np.inf, np.inf),
 ) -> tuple[list[Rounded], list[Rounded]]:  # fmt: skip
     """Returns bounds of one head's outputs and of h_0, h_1, ..., in fp32. bias: `dim`, added to dt."""
     s = Rounded(state)
@@ -280,6 +281,7 @@ def selective_bound(
     for t in range(len(x)):
         step = Rounded(dt[t][:, None]) + Rounded(bias[:, None])
         step = softplus_bound(step) if softplus else step
+        step = Rounded(np.clip(step.value, *limits), step.error)
         s = s * (step * Rounded(a)).exp() + step * Rounded(x[t][:, None]) * Rounded(b[t])
         y = (s * Rounded(c[t])).sum(1) + Rounded(d) * Rounded(x[t])
         out.append(y if z is None else y * Rounded(z[t]).over_one_plus(Rounded(-z[t]).exp()))

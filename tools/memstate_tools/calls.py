@@ -215,6 +215,8 @@ def _selective_steps() -> Iterator[Call]:
             moved = moved if name in DTYPES or not swapped else ()  # of whole numbers, lanes move 4 or 8 bytes
             full = f"selective_step_{model}_{name}{stores}"
             yield _call(full, "selective_step", **given, planes=() if rare else moved, rare=rare)
+    given = arguments.selective_step(*SELECTIVE["mamba2"][0]) | {"dt_min": 0.001, "dt_max": 0.1}
+    yield _call("selective_step_mamba2_limits", "selective_step", **given, planes=(), rare=True)
 
 
 def _mamba3_steps() -> Iterator[Call]:

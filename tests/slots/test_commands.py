@@ -141,6 +141,17 @@ def test_a_turn_that_ends_and_one_that_comes_fit_in_one_packet(bench: Bench) -> 
     assert bench.buffer.packets - sent == 2
 
 
+def test_B36c_a_state_that_a_copy_reads_is_released_behind_it(bench: Bench) -> None:
+    for register in (3, 6):
+        bench.fill(register, float(register), register)
+    sent = bench.buffer.packets
+    bench.buffer.copy([6], [3])
+    bench.buffer.release([3])
+    bench.buffer.submit()
+    assert bench.content(6) == 3.0 and scan_registers(bench.file).labels == {6: 3}
+    assert bench.buffer.packets - sent == 2
+
+
 def test_B36c_moves_in_any_order_are_those_of_a_dict(backend: Backend, generator: torch.Generator) -> None:
     """The kernel runs 256 moves at a time; the first packet has 500, and 500 behind them."""
     rng = random.Random(generator.initial_seed())

@@ -47,7 +47,6 @@ class Start:
         match: the match of the prompt in the prefix cache.
         lease: the lease that keeps the matched path from eviction.
         wanted: lengths at which states are kept, each with its kind, ascending.
-        tracked: without a match, the length of the prompt of a parked request: up to it, no snapshot is due.
     """
 
     request: Request
@@ -61,7 +60,6 @@ class Start:
     match: Match | None = None
     lease: Lease | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
-    tracked: int = 0
 
 
 class Admission(Verbs):
@@ -80,9 +78,7 @@ class Admission(Verbs):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        rows, self._admitting = world.layout.rows, world.guard.changing("admit")
-        self._of_rows = rows is not None
-        self._fills = rows is not None and any(plane.fill is not None for plane in rows.planes)
+        self._of_rows, self._admitting = world.layout.rows is not None, world.guard.changing("admit")
         self.per_request, self._tracks = 1 + world.mirror.lanes_at_admission, world.mirror.lanes > 0
         self._keeps_kv = self._tiers is not None or self._pages.allocator.pages > 0
         self.lacks: Counter[type[Lack]] = Counter()
@@ -325,12 +321,14 @@ class Admission(Verbs):
             self._holdings.take([(row, start.source.states) for row, start in pairs if start.source.takes])
             origins: list[Origin] = []
             for row, start in pairs:
-                (length, states, _, _, takes), match = start.source, start.match
+                (length, states, _, of, takes), match = start.source, start.match
                 if takes or start.session is not None:
                     self._begin(row, start)
-                known = max(length, match.tokens if match is not None else start.tracked)
+                known = match.tokens if match is not None else length
+                if isinstance(of, Parked):  # up to the end of its prompt, no snapshot is due
+                    known = start.prompt.tokens
                 read, moved = (0, len(states)) if takes else (states[0].register if states else 0, 0)
-                origins.append((read, length, known, moved))
+                origins.append((read, length, max(length, known), moved))
             self.start(rows, origins)
         for row, start in pairs:
             source, lease = start.source, start.lease
@@ -345,13 +343,12 @@ class Admission(Verbs):
                 known = len(start.prompt.key) // BYTES if start.match is None else start.match.tokens
                 self._marks.start(row, start.wanted, source.length, known)
         if self._tiers is not None:
-            self._go_on([(at.source.of, row) for row, at in zip(rows, starts, strict=True) if at.source.of is not None])
+            self._go_on([(start.source.of, row) for row, start in pairs if isinstance(start.source.of, Parked)])
             self._tiers.admitted([start.request.fetch for start in special if start.request.fetch is not None])
         return self._table.handles(rows)
 
-    def _go_on(self, starts: Sequence[tuple[object, int]]) -> None:
+    def _go_on(self, going: Sequence[tuple[Parked, int]]) -> None:
         """Loads parked requests to their rows, and gives the rows their lengths."""
-        going = [(one, row) for one, row in starts if isinstance(one, Parked)]
         if not going or self._tiers is None:
             return
         begun = [(one, row) for one, row in going if one.length]
@@ -361,7 +358,6 @@ class Admission(Verbs):
                 self._file.pending_at[row] = one.pending
                 self._commands.write([self._file.starts["pending"] + row], [one.pending])
         self._tiers.parked.load([(one, row, self._pages.of(row)) for one, row in going])
-        logs.event(LOG, logging.INFO, "resumed", requests=len(going), tokens=sum(one.length for one, _ in going))
 
     def _begin(self, row: int, start: Start) -> None:
         """Moves to the row the states that its start takes over, and begins the turn of its session."""
@@ -416,19 +412,21 @@ class Admission(Verbs):
                 )
             self._tiers.require_own(request.fetch)
         start = Start(request, length, prompt, wanted=wanted)
-        if request.resume is not None:
-            self._resume(start, request.resume, away)
+        if isinstance(request.resume, Parked):
+            self._resume_parked(start, request.resume, away)
+        elif request.resume is not None:
+            self._resume(start, request.resume)
         elif named:
             self._look(start, below, away)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
+        if turn := start.session:
+            given = start.source.states if start.source.of is turn else ()
+            start.leaves = turn if len(given) < len(turn.kept) else None
         return start
 
-    def _resume(self, start: Start, snapshot: Snapshot | Parked, away: Collection[Session]) -> None:
+    def _resume(self, start: Start, snapshot: Snapshot) -> None:
         request = start.request
-        if isinstance(snapshot, Parked):
-            self._resume_parked(start, snapshot, away)
-            return
         if request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
         self._holdings.require([snapshot])
@@ -441,17 +439,13 @@ class Admission(Verbs):
             raise ConfigurationError(f"request {request.id!r}: a parked request needs tiers=ms.Tiers(...)")
         pages, tail = self._tiers.parked.pages(parked), self._mirror.rules.tail
         if parked.pending >= max(1, 2 * tail):  # a step leaves fewer there
-            raise InvalidArgument(
-                f"request {request.id!r} has {parked.pending} tokens in its tail, Forward(tail={tail})"
-            )
+            raise InvalidArgument(f"request {request.id!r}: {parked.pending} tokens in a tail, Forward(tail={tail})")
         other = request.tokens is not None and prompt.key[: len(known.key)] != known.key
         if other or request.salt not in (None, known.salt):
-            raise InvalidArgument(
-                f"request {request.id!r}: its {prompt.tokens} tokens or its salt are not those of the parked request: "
-                f"the {known.tokens} that it knows come first"
-            )
+            why = f"the {known.tokens} tokens that the parked request knows come first, and its salt is the same"
+            raise InvalidArgument(f"request {request.id!r} with {prompt.tokens} tokens: {why}")
         start.prompt = known if request.tokens is None else prompt._replace(salt=known.salt)
-        start.tokens, start.tracked = max(start.tokens, parked.length), start.prompt.tokens
+        start.tokens = max(start.tokens, parked.length)
         start.source = Source(parked.length, (), pages, parked)
         if request.session is not None:
             session = self._sessions.get(request.session)
@@ -459,7 +453,6 @@ class Admission(Verbs):
             start.lease = Lease(NO_NODE, start.prompt, NO_MATCH)
             if request.session not in away:
                 start.session = session
-                start.leaves = session if session.kept else None
 
     def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt: in its session, in the prefix cache or in host memory.
@@ -487,9 +480,6 @@ class Admission(Verbs):
                 elsewhere = start.source.length and not isinstance(start.source.of, Node)
                 seen = match.instead(start.source.length) if elsewhere else match
                 start.wanted = sorted((dict(self._cache.marks(seen)) | dict(start.wanted)).items())
-        if turn := start.session:
-            given = start.source.states if start.source.of is turn else ()
-            start.leaves = turn if len(given) < len(turn.kept) else None
 
     def _cached(self, match: Match) -> Source:
         """Returns the source for the cached state of a match."""

@@ -1,7 +1,8 @@
-"""Ends rows and publishes their states: `end`, `publish` and `cancel` of the manager.
+"""Ends rows and publishes their states: `end`, `publish`, `cancel` and `park` of the manager.
 
-A kept state becomes a handle, or goes to the prefix cache; the states of a turn go to its session. Everything else
-becomes free. This module only calls the parts that own slots and pages; they have the rules.
+A kept state becomes a handle, or goes to the prefix cache; the states of a turn go to its session. All that a parked
+request has goes to host memory. Everything else becomes free. This module only calls the parts that own slots and
+pages; they have the rules.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +14,11 @@ from memstate.engine.stepping import Stepping
 from memstate.engine.world import Verbs, World
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.requests.handles import Row, Snapshot
+from memstate.requests.handles import Parked, Row, Session, Snapshot
 from memstate.requests.holdings import PUBLISHED
+from memstate.requests.pages import Ids
 from memstate.requests.steps import Step
+from memstate.tiers.host.tier import Part
 from memstate.tokens import BYTES, Key, Keys, SaltedTokens, Tokens
 
 PER_ROW = REGISTERS_PER_ROW
@@ -38,7 +41,7 @@ def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> N
 
 
 class Ending(Verbs):
-    """Publishes states of rows, and ends rows.
+    """Publishes states of rows, ends rows, and parks rows and idle sessions.
 
     This part changes what rows, sessions and the prefix cache own. Of the open step it only notes that rows have
     published what the step computes, so that the step cannot be cancelled.
@@ -124,6 +127,64 @@ class Ending(Verbs):
                 snapshots[entry] = state
             return snapshots
 
+    def park(
+        self, handles: Sequence[Row | Session], tokens: Sequence[Tokens | None] | None, user: Sequence[bytes] | None
+    ) -> list[Parked]:
+        """See `StateManager.park`."""
+        if self._tiers is None or self._cache.below is None:
+            raise ConfigurationError("requests are parked in host memory: build the manager with tiers=ms.Tiers(...)")
+        if self._tiers.settings.int8:
+            raise ConfigurationError("park with Tiers(int8=): a parked state must be exact, and these records are not")
+        handles = sequence("rows or sessions", handles, "park([row])")
+        named = sequence("sequences of tokens", [None] * len(handles) if tokens is None else tokens, "tokens=[[1, 2]]")
+        users = sequence("bytes", [b""] * len(handles) if user is None else user, 'user=[b""]')
+        if not len(handles) == len(named) == len(users) or not all(isinstance(one, bytes) for one in users):
+            raise InvalidArgument(f"tokens={shown(tokens)}, user={shown(user)}: expected one for each, user in bytes")
+        sessions = [one for one in handles if isinstance(one, Session)]
+        rows = [self._table.index(one) for one in handles if not isinstance(one, Session)]
+        if len(set(handles)) != len(handles):
+            raise InvalidArgument(f"a row or session is named twice in {list(handles)}")
+        self._stepping.require_told(rows)
+        self._require_no_turns(rows)
+        drafted = {row for step in self._log.unsettled if step.drafted for row in self._stepping.current(step).tolist()}
+        for wrong, why in (
+            ([row for row in rows if row in drafted], "are in a step with drafts: call accept, then park"),
+            ([row for row in rows if self._table.finished[row]], "are finished: end them"),
+        ):
+            if wrong:
+                raise InvalidArgument(f"rows {wrong} {why}")
+        below, host, leaving = self._tiers.parked, self._tiers.host, dict[Parked, list[Part]]()
+        for one, given, more in zip(handles, named, users, strict=True):
+            of = self._leaving(one, given, more)
+            leaving[of[0]] = list(below.parts(*of))
+        host.require_awake("park")
+        below.require_room([part for parts in leaving.values() for part in parts if part.of is not host.of_kv])
+        before, lengths = self._stepping.lengths_before(), [self._file.length(row) for row in rows]
+        with self._guard.changing("park"):
+            below.park(leaving)
+            self.free(rows, None, None, "parked")
+            self._stepping.promise(rows, lengths, before)
+            for session in sessions:
+                self._cache.release(self._sessions.close(session))
+            return [*leaving]
+
+    def _leaving(self, one: Row | Session, tokens: Tokens | None, user: bytes) -> tuple[Parked, int, int, Ids]:
+        """Returns the handle of a row or session that leaves, and its register, row and pages."""
+        if isinstance(one, Session):
+            if tokens is not None:
+                raise InvalidArgument(f"tokens of session {one.id!r}: a session knows its tokens: give None for it")
+            session = self._sessions.get(one)
+            if not session.kept:
+                raise InvalidArgument(f"session {one.id!r} keeps no state, so there is nothing to park: close it")
+            state = session.kept[0]
+            return Parked(state.length, 0, session.prompt, user), state.register, 0, session.pages
+        row = self._table.index(one)
+        length, pending, prompt = self._file.length(row), self._file.pending_at[row], self._cache.leases[row].prompt
+        if tokens is not None:
+            prompt = prompt._replace(key=self._key(row, tokens))
+        parked = Parked(length, pending, prompt, user, length > 0 and (pending > 0 or self._fills))
+        return parked, self._file.origin(row), row, self._pages.of(row)
+
     def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[Key] | None) -> list[int] | None:
         """Returns the length of KV that the cache or a session gets from each row; None if handles are published."""
         if keys is None:
@@ -164,9 +225,9 @@ class Ending(Verbs):
             raise ConfigurationError(
                 "keep='cache' needs a prefix cache: build the manager with prefix=ms.Prefix(), or use keep='handle'"
             )
-        return [self.key(row, given) if row else b"" for row, given in zip(rows, tokens, strict=True)]
+        return [self._key(row, given) if row else b"" for row, given in zip(rows, tokens, strict=True)]
 
-    def key(self, row: int, given: Tokens | Keys | None) -> Key:
+    def _key(self, row: int, given: Tokens | Keys | None) -> Key:
         """Returns the tokens of a row as a key. Without `given`, they are the prompt.
 
         If `given` is the object that the row was admitted with, only the tokens behind the prompt are encoded. Of keys,

@@ -700,7 +700,7 @@ class StateManager(NotCopied, Shown):
         Syncs: no.
         """
         self._enter()
-        return self._parts.parking.park(handles, tokens, user)
+        return self._ending.park(handles, tokens, user)
 
     def drop(self, snapshots: Sequence[Snapshot | Parked | None]) -> None:
         """Ends the handles of snapshots and of parked requests, and frees their slots, pages and records.

@@ -60,8 +60,8 @@ class Recount(Verbs):
                 yield OwnerHoldings(Marked(row, self._marks.kind(state)), [state])
         for session in self._sessions.opened.values():
             yield OwnerHoldings(session, self._sessions.owned(session), session.pages, session.path)
-        for pages in self._tiers.parked.on_device() if self._tiers is not None else ():
-            yield OwnerHoldings(PUBLISHED, (), pages)
+        if self._tiers is not None:
+            yield OwnerHoldings(PUBLISHED, (), [part.index for part in self._tiers.parked.above])
         for _, node in self._cache.tree.walk():
             yield OwnerHoldings(node, [node.snapshot] if node.snapshot else (), node.pages)
         for owner in (PUBLISHED, LEAVING):

@@ -725,11 +725,6 @@ class Stepping(Verbs):
             self._commands.note_changes("plan", held)
         step.after = step.before + certain
 
-    def drafting(self, rows: Sequence[int]) -> list[int]:
-        """Returns those rows that are in a step whose drafts are not accepted yet."""
-        drafted = {row for step in self._log.unsettled if step.drafted for row in self.current(step).tolist()}
-        return [row for row in rows if row in drafted]
-
     def require_told(self, rows: Sequence[int]) -> None:
         """Raises an error unless the host knows what the newest plan of each row has decided.
 

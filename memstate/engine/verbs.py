@@ -5,7 +5,6 @@ from functools import cached_property
 from memstate.engine.admission import Admission
 from memstate.engine.ending import Ending
 from memstate.engine.forking import Forking
-from memstate.engine.parking import Parking
 from memstate.engine.stepping import Stepping
 from memstate.engine.world import World
 
@@ -16,13 +15,11 @@ class Parts(World):
     Attributes:
         admission: starts rows.
         stepping: plans and settles steps.
-        ending: publishes states, and ends rows.
+        ending: publishes states, ends rows, and parks them.
         forking: forks and reorders rows.
-        parking: parks rows and idle sessions.
     """
 
     admission = cached_property(Admission)
     stepping = cached_property(Stepping)
     ending = cached_property[Ending](lambda parts: Ending(parts, parts.stepping))
-    parking = cached_property[Parking](lambda parts: Parking(parts, parts.stepping, parts.ending))
     forking = cached_property[Forking](lambda parts: Forking(parts, parts.admission, parts.ending))

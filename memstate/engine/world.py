@@ -210,4 +210,5 @@ class Verbs:
         self._table, self._pages, self._holdings, self._marks = world.table, world.pages, world.holdings, world.marks
         self._mirror, self._log, self._planes = world.mirror, world.log, world.planes
         self._cache, self._sessions, self._tiers, self._room = world.cache, world.sessions, world.tiers, world.room
-        self._direct_hits = world.direct_hits
+        self._direct_hits, of_row = world.direct_hits, world.layout.rows
+        self._fills = of_row is not None and any(plane.fill is not None for plane in of_row.planes)

@@ -64,6 +64,7 @@ class Parked:
         pending: number of the last of these tokens that are in the tail of the request instead of its state.
         prompt: the tokens that are known, with their salt. They can be more than `length`, or fewer.
         user: bytes of the caller, such as the state of a sampler.
+        memory: whether it has the memory of its row, too: its tail, and planes that start with a value.
 
     Example:
         >>> from memstate.tokens import encode
@@ -75,6 +76,7 @@ class Parked:
     pending: int
     prompt: SaltedTokens = field(repr=False)
     user: bytes = field(default=b"", repr=False)
+    memory: bool = False
 
 
 class Source(NamedTuple):

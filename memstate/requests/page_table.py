@@ -85,12 +85,10 @@ class PageTable:
             return
         for row, prefix, n in zip(rows, shared, fresh, strict=True):
             pages = array("q", prefix)
+            self.allocator.share(pages if all(pages) else array("q", filter(None, pages)))
             if missing := pages.count(0):
-                self.allocator.share(array("q", filter(None, pages)))
                 new = iter(self.allocator.claim(missing))
                 pages = array("q", [page or next(new) for page in pages])
-            else:
-                self.allocator.share(pages)
             self._rows[row] = pages = pages + self.allocator.claim(n)
             self.room[row] = len(pages) * self.page_size
         self._write([(row, 0, self._rows[row]) for row in rows])

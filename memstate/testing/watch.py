@@ -83,7 +83,7 @@ class Watch:
             return error
 
         canary.fault = look
-        ending.key = partial(self._filed, ending.key)  # type: ignore[method-assign]
+        ending._key = partial(self._filed, ending._key)  # type: ignore[method-assign]
         mem._parts.admission.admit = partial(self._started, mem._parts.admission.admit)  # type: ignore[method-assign]
 
     def _started(self, admit: Callable[[Any], Rows], requests: Any) -> Rows:

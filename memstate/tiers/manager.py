@@ -1,6 +1,5 @@
 """Builds the tiers of one manager, and decides which states to save, load and prefetch. It moves no byte itself."""
 
-import logging
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,9 +8,8 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from memstate import logs
-from memstate.checks import NotCopied, shown
-from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument, OutOfRecords
+from memstate.checks import NotCopied
+from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import on
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
@@ -24,25 +22,23 @@ from memstate.stats import NO_PREFETCH, TierStats
 from memstate.tiers.alike import compare
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.packing import Packing
-from memstate.tiers.host.parking import ParkedRequests
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.tier import Hit, HostTier, RecordSet
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tiers.parcel import LONGEST_KEY, MOST_BYTES, digest_of, unpack
+from memstate.tiers.parking import ParkedRequests
 from memstate.tiers.prefetch.agreement import Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
-from memstate.tiers.records import DIGEST_BYTES, RecordFormat
+from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import pages_in_proportion, staged_pages
 from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
-from memstate.tiers.travel import Trip, Trips
+from memstate.tiers.travel import Trip
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
-from memstate.tokens import BYTES, NUMBER, SaltedTokens, Tokens, encode
+from memstate.tokens import BYTES, SaltedTokens, Tokens
 
-LOG = logs.logger("tiers")
 SECOND_HIT = 2  # "selective" saves a state at this number of its uses
 LOOK_S = 0.1  # limit of the seconds for which `wait` waits
 AHEAD = 64  # limit of the states that are saved ahead of their eviction, without `Tiers(ahead=)`
@@ -76,7 +72,6 @@ class TierManager(NotCopied, Shown):
         mark, sets = _record_sets(settings, planes, pages, commands.registers.table.slots)
         self.keys = Keys(mark, pages.page_size)
         self.host = HostTier(cache.tree, self.keys, commands, pages, *sets)
-        self.parked = ParkedRequests(self.host, self.keys, pages.allocator)
         copied = pages.allocator.pages * pages.page_size if settings.write == "through" else 0
         limits = settings.prefetch.in_tokens(self.host.kv.pool.records * pages.page_size, copied)
         ranks = None if settings.group is None else Ranks(settings.group)
@@ -90,6 +85,7 @@ class TierManager(NotCopied, Shown):
         self._least_uses = 1 if settings.write == "selective" else 0  # states with fewer uses are not saved
         self._looked, self._foreseen = 0, set[Snapshot]()
         self._workers = Workers(settings.executor or Threads(settings.threads))
+        self.parked = ParkedRequests(self.host, self.keys, pages.allocator, settings, self._workers, self._guard)
         # Prefetch -> the hit on which all ranks agreed, pinned until the request is admitted. Ranks may have different
         # records in host memory, because threads and copies pin records at different times. So with several ranks,
         # requests start only from these hits, or from states on the device, which are the same on all ranks.
@@ -105,9 +101,6 @@ class TierManager(NotCopied, Shown):
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
                 ranks, self._workers, settings.clock, self._keep_agreed,
             )  # fmt: skip
-        # Rows with memory of another layout are refused by this, before any record is read.
-        self._mark = digest_of(b"".join(records.form.fingerprint for records in self._caches))
-        self._trips = Trips(self.parked, self._mark, settings.store or NoStore(), self._workers, settings.clock)
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
         self._stream = commands.registers.allocator.stream
@@ -240,7 +233,8 @@ class TierManager(NotCopied, Shown):
     @property
     def _idle(self) -> bool:
         """Whether `poll` has nothing to do."""
-        ours = not (self._due or self._looks_ahead or self.parked.above) and self.host.idle and self._trips.idle
+        parked = self.parked.above or self.parked.trips
+        ours = not (self._due or self._looks_ahead or parked) and self.host.idle
         below = (self.writeback is None or self.writeback.idle) and (self.prefetcher is None or self.prefetcher.idle)
         return ours and below
 
@@ -250,10 +244,6 @@ class TierManager(NotCopied, Shown):
         allocator = self._commands.registers.allocator
         short = allocator.free - allocator.reserve < self._ahead
         return short and abs(self._cache.turnover - self._looked) >= max(1, self._ahead // 4)
-
-    @property
-    def _asleep(self) -> bool:
-        return any(memory.asleep for memory in self.host.memories)
 
     def _look_ahead(self) -> None:
         """Queues copies of the states that the device will evict next, so that their eviction need not copy them."""
@@ -412,10 +402,11 @@ class TierManager(NotCopied, Shown):
         if self._due:
             self.host.require_awake("poll")
         with self._guard.changing("poll"):
-            if self._looks_ahead and not self._asleep:
+            asleep = any(memory.asleep for memory in self.host.memories)
+            if self._looks_ahead and not asleep:
                 self._look_ahead()
             self._write_due()
-            if self.parked.above and not (self._commands.fencing or self._asleep):
+            if self.parked.above and not (self._commands.fencing or asleep):
                 self.parked.advance()
             self._write_back(self.host.advance())
             if self.writeback is not None:
@@ -423,7 +414,7 @@ class TierManager(NotCopied, Shown):
             if self.prefetcher is not None:
                 with self._losing_ranks():
                     self.prefetcher.poll()
-            self._trips.advance()
+            self.parked.travel()
 
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
@@ -436,13 +427,14 @@ class TierManager(NotCopied, Shown):
     ) -> Trip:  # fmt: skip
         """Begins to write a parked request to storage, from where another process can `read` it.
 
-        Records that storage has already are not written. The handle stays valid: drop it once the manifest is safe.
+        Records that storage has already are not written. The handle stays valid: drop it once the manifest is safe. If
+        the request goes on or is dropped before, its records stay until the trip is over.
 
         Args:
             parked: The handle.
             tokens: All tokens of the request, as far as you know them. None: those that were known when it was parked.
             key: Up to 64 bytes that writers and readers share. With a key, nobody else can make or change a manifest or
-                the records that it names. Without one, the store must be private.
+                the request's own records. Without one, the store must be private.
             seconds: Time after which the trip fails.
 
         Returns:
@@ -456,19 +448,8 @@ class TierManager(NotCopied, Shown):
 
         Syncs: no.
         """
-        self._require_store(key, seconds)
-        if not isinstance(parked, Parked):
-            raise InvalidArgument(f"{shown(parked)} is no parked request: park() returns them")
-        pages = self.parked.pages(parked)
-        prompt = parked.prompt if tokens is None else parked.prompt._replace(key=encode(tokens))
-        if prompt.key[: len(parked.prompt.key)] != parked.prompt.key:
-            raise InvalidArgument(f"the {parked.prompt.tokens} tokens that are known do not come first in those given")
-        most = 2**10 + 2 * DIGEST_BYTES * len(pages) + NUMBER * prompt.tokens + len(parked.user)
-        if most > MOST_BYTES:
-            raise InvalidArgument(
-                f"a manifest of {prompt.tokens} tokens and {len(parked.user)} bytes: {MOST_BYTES} at most"
-            )
-        return self._trips.write(parked, prompt, seconds, key)
+        self._fetching()
+        return self.parked.write(parked, tokens, key, seconds)
 
     def read(self, manifest: bytes, salt: Hashable = None, *, key: bytes = b"", seconds: float = 30.0) -> Trip:
         """Begins to read a parked request from storage into host memory.
@@ -490,22 +471,8 @@ class TierManager(NotCopied, Shown):
 
         Syncs: no.
         """
-        self._require_store(key, seconds)
-        parked, listed = unpack(manifest, self._mark, salt, key)
-        with self._guard.changing("read"):
-            try:
-                return self._trips.read(parked, listed, seconds, key)
-            except (InvalidArgument, OutOfRecords) as error:
-                raise self._guard.orderly(error) from None
-
-    def _require_store(self, key: bytes, seconds: float) -> None:
-        self._guard.require_whole()
-        if self.settings.store is None or self._closed:
-            raise ConfigurationError("there is no storage, or it is closed: Tiers(store=FileStore(path)) names one")
-        if not isinstance(key, bytes) or len(key) > LONGEST_KEY:
-            raise InvalidArgument(f"key= of {type(key).__name__}: expected at most {LONGEST_KEY} bytes")
-        if not isinstance(seconds, int | float) or not seconds >= 0:
-            raise InvalidArgument(f"seconds={shown(seconds)}: expected seconds from 0 on")
+        self._fetching()
+        return self.parked.read(manifest, salt, key, seconds)
 
     def flush(self) -> None:
         """Copies every cached state to host memory and, if there is storage, to storage.
@@ -558,7 +525,6 @@ class TierManager(NotCopied, Shown):
         """
         self._require_in_order("clear")
         with self._guard.changing("clear"):
-            self.parked.release_pages()
             self.reset()
 
     def reset(self) -> None:
@@ -567,9 +533,7 @@ class TierManager(NotCopied, Shown):
         Syncs: yes.
         """
         self._due, self._foreseen = [], set()
-        self._trips.reset()
-        if lost := self.parked.reset():
-            logs.event(LOG, logging.WARNING, "parked requests lost", requests=lost)
+        self.parked.reset()
         if self.prefetcher is not None:
             self.prefetcher.reset()
         if self.writeback is not None:
@@ -628,11 +592,10 @@ class TierManager(NotCopied, Shown):
         if self.writeback is not None:
             pins.update(self.writeback.writing)
         pins.update(entry for hit in self._agreed.values() for entry in (hit.state, *hit.pages))
-        pins.update(self.parked.entries())
+        pins.update(self.parked.below.values())
         if self.prefetcher is not None:
             pins.update(self.prefetcher.pinned)
-        held = (*self._held, 0)
-        return [text for cache, n in zip(self._caches, held, strict=False) for text in cache.miscounts(pins, n)]
+        return [text for cache, n in zip(self._caches, self._held, strict=False) for text in cache.miscounts(pins, n)]
 
     @property
     def leaked(self) -> int:
@@ -640,9 +603,9 @@ class TierManager(NotCopied, Shown):
         return sum(cache.pool.claimed - len(cache) for cache in self._caches) - sum(self._held)
 
     @property
-    def _held(self) -> tuple[int, int]:
-        """Numbers of host records that prefetches have claimed: (for states, for KV pages)."""
-        return self.prefetcher.held if self.prefetcher is not None else (0, 0)
+    def _held(self) -> tuple[int, ...]:
+        """Numbers of host records that prefetches have claimed: (for states, for KV pages, for the memory of rows)."""
+        return (*self.prefetcher.held, 0) if self.prefetcher is not None else (0, 0, 0)
 
     def close(self) -> None:
         """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
@@ -661,11 +624,8 @@ class TierManager(NotCopied, Shown):
             self.reset()
         else:
             self._require_in_order("close")
-            if len(self.parked):
-                raise InvalidArgument(
-                    f"close: {len(self.parked)} requests are parked or on their way: let them go on with "
-                    "Request(resume=), drop them, and poll() until trips are done"
-                )
+            if n := len(self.parked):
+                raise InvalidArgument(f"close: {n} requests are parked or on their way: drop them, then poll()")
             self.flush()
             self.clear()
         if self.settings.executor is None:

@@ -3,21 +3,16 @@
 A trip has a deadline, and can be cancelled at any moment. It keeps its records until its thread is done with them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 
 from memstate.requests.handles import Parked
-from memstate.tiers.host.cache import CachedRecord
-from memstate.tiers.host.parking import ParkedRequests
-from memstate.tiers.host.tier import RecordSet
-from memstate.tiers.parcel import Recorded, digest_of, pack
-from memstate.tiers.prefetch.reading import Chunk, read
-from memstate.tiers.stores.base import Outcome, Store, answered, why_of
-from memstate.tiers.workers import Job, Workers
+from memstate.tiers.host.cache import CachedRecord, RecordCache
+from memstate.tiers.host.tier import Part
+from memstate.tiers.parcel import digest_of, pack
+from memstate.tiers.records import DIGEST_BYTES
+from memstate.tiers.stores.base import Outcome, Store, answered, faults_of, faults_since
+from memstate.tiers.workers import Job
 from memstate.tiers.writeback import BATCH, write
-from memstate.tokens import SaltedTokens
-
-Records = Mapping[RecordSet, Sequence[CachedRecord]]
 
 
 class Trip:
@@ -30,13 +25,12 @@ class Trip:
         parked: Of a read that succeeded, the handle of the request.
     """
 
-    def __init__(self, of: Parked, prompt: SaltedTokens, until: float, shared: bytes) -> None:
+    def __init__(self, of: Parked, until: float, work: Callable[["Trip"], bytes | None]) -> None:
         self.done, self.why = False, ""
         self.manifest: bytes | None = None
         self.parked: Parked | None = None
-        self.of, self.prompt, self.until, self.shared = of, prompt, until, shared
+        self.of, self.until, self.work = of, until, work  # before a read has succeeded, `of` is no valid handle
         self.job: Job | None = None
-        self.kept: Parked | None = None  # a handle that keeps the records while the thread works
 
     def __repr__(self) -> str:
         return f"Trip({self.why or ('done' if self.done else 'under way')})"
@@ -51,119 +45,55 @@ class Trip:
             self.done, self.why = True, why
 
 
-class Trips:
-    """The trips of parked requests that are under way.
-
-    Args:
-        parked: The parked requests.
-        fingerprint: Stands for model, layout and rank.
-        store: The store.
-        workers: Threads that write and read.
-        clock: Function that returns the time in seconds.
-    """
-
-    def __init__(
-        self, parked: ParkedRequests, fingerprint: bytes, store: Store, workers: Workers, clock: Callable[[], float]
-    ) -> None:
-        self._parked, self._fingerprint, self._store = parked, fingerprint, store
-        self._workers, self._clock = workers, clock
-        self._trips: list[Trip] = []
-
-    @property
-    def idle(self) -> bool:
-        """Whether `advance` has nothing to do."""
-        return not self._trips
-
-    def write(self, parked: Parked, prompt: SaltedTokens, seconds: float, shared: bytes) -> Trip:
-        """Begins to write a parked request; see `TierManager.write`."""
-        self._trips.append(trip := Trip(parked, prompt, self._clock() + seconds, shared))
-        return trip
-
-    def read(self, parked: Parked, listed: Mapping[str, Sequence[Recorded]], seconds: float, shared: bytes) -> Trip:
-        """Begins to read a parked request; see `TierManager.read`."""
-        records = self._parked.expect(parked, {kind: len(of_kind) for kind, of_kind in listed.items()})
-        trip = self.write(parked, parked.prompt, seconds, shared)
-        trip.kept, trip.job = parked, self._workers.submit(_get, self._store, records, listed, trip)
-        return trip
-
-    def advance(self) -> None:
-        """Begins writes whose records have arrived in host memory, and ends trips that are done or late."""
-        for trip in list(self._trips):
-            if self._clock() > trip.until:
-                trip.cancel("late")
-            if trip.job is None and not self._parked.has(trip.of):
-                trip.cancel("the request went on or was dropped before its bytes were in host memory")
-            if trip.job is None and not trip.done and self._parked.arrived(trip.of):
-                trip.kept = self._parked.hold(trip.of)
-                records = self._parked.records(trip.kept)
-                trip.job = self._workers.submit(_put, self._store, records, bool(trip.shared), trip)
-            if trip.done if trip.job is None else trip.job.done:
-                self._trips.remove(trip)
-                self._land(trip)
-
-    def _land(self, trip: Trip) -> None:
-        """Ends a trip that is over, or whose thread is done."""
-        job, kept = trip.job, trip.kept
-        if job is not None and (job.error is not None or job.cancelled):
-            trip.cancel(why_of(job.error) if job.error is not None else "cancelled")
-        if trip.done and kept is not None:
-            self._parked.drop([kept])
-        elif job is not None and kept is trip.of:
-            trip.done, trip.parked = True, kept
-        elif job is not None and kept is not None:
-            parcel = replace(kept, prompt=trip.prompt)
-            trip.done, trip.manifest = True, pack(self._fingerprint, parcel, job.result, trip.shared)
-            self._parked.drop([kept])
-
-    def reset(self) -> None:
-        """Forgets all trips. The caller waits for the threads, and forgets all parked requests."""
-        for trip in self._trips:
-            trip.cancel("lost in recover() or clear()")
-        self._trips.clear()
+def _batches(parts: Sequence[Part], trip: Trip) -> Iterator[tuple[RecordCache, list[tuple[bytes, CachedRecord]]]]:
+    """Yields pairs (key, record) of one kind, a few at a time, while the trip is not over."""
+    for of in dict.fromkeys(part.of for part in parts):
+        pairs = [(part.key, part.entry) for part in parts if part.of is of and part.entry is not None]
+        for at in range(0, len(pairs), BATCH):
+            if not trip.done:
+                yield of.cache, pairs[at : at + BATCH]
 
 
-def _put(store: Store, records: Records, digests: bool, trip: Trip) -> dict[str, list[Recorded]]:
-    """Writes records that the store does not have. Runs in a thread.
+def put(store: Store, parts: Sequence[Part], mark: str, parcel: Parked, shared: bytes, trip: Trip) -> bytes:
+    """Writes records that the store does not have, and returns the manifest. Runs in a thread.
 
     What it has written stays there if it fails: an earlier write of the request may have a manifest that names it.
 
-    Returns:
-        Kind -> its records in order, with digests if asked for.
-
     Raises:
-        OSError: The store failed or took only a part, or the trip was ended.
+        OSError: The store failed or took only a part.
     """
-    listed = dict[str, list[Recorded]]()
-    for of, entries in records.items():
-        form, of_kind = of.cache.form, listed.setdefault(of.cache.form.kind, [])
-        for at in range(0, len(entries), BATCH):
-            part = entries[at : at + BATCH]
-            there = answered(store.exists([form.name(entry.key) for entry in part]), len(part))
-            outcomes, why = write(store, of.cache, [entry for entry, has in zip(part, there, strict=True) if not has])
-            if trip.done or set(outcomes) - {Outcome.DONE}:
-                raise OSError(f"storage took a part only: {why or 'refused'}")
-            for entry in part:
-                buffer = of.cache.pool.buffer(entry.record)
-                if digests:
-                    form.seal(buffer, entry.key, entry.length)
-                of_kind.append(Recorded(entry.key, digest_of(buffer) if digests else b""))
-    return listed
+    keys = list[bytes]()
+    for cache, pairs in _batches(parts, trip):
+        form, entries = cache.form, [entry for _, entry in pairs]
+        there = answered(store.exists([form.name(entry.key) for entry in entries]), len(entries))
+        outcomes, why = write(store, cache, [entry for entry, has in zip(entries, there, strict=True) if not has])
+        if set(outcomes) - {Outcome.DONE}:
+            raise OSError(f"storage took a part only: {why or 'refused'}")
+        for entry in entries:
+            if entry.once:  # the reader computes the keys of the others
+                body = cache.pool.buffer(entry.record)[form.header_bytes :]
+                keys.append(entry.key + (digest_of(body) if shared else b""))
+    return pack(mark, parcel, keys, shared)
 
 
-def _get(store: Store, records: Records, listed: Mapping[str, Sequence[Recorded]], trip: Trip) -> None:
+def get(store: Store, parts: Sequence[Part], trip: Trip) -> None:
     """Reads records into host memory and checks them. Runs in a thread.
+
+    It discards none: a manifest that anybody may have made must not delete records of others.
 
     Raises:
         OSError: The store failed, or a record is missing or has a flaw.
     """
-    for of, entries in records.items():
-        form, pool = of.cache.form, of.cache.pool
-        for at in range(0, len(entries), BATCH):
-            part = list(zip(listed[form.kind][at : at + BATCH], entries[at : at + BATCH], strict=True))
-            pieces = [Chunk(one.key, entry.length, entry.record) for one, entry in part]
-            found = read(store, form, pool.buffer, pieces, lambda: trip.done)
-            for one, entry in part if not found.flaw else ():
-                if one.digest and digest_of(pool.buffer(entry.record)) != one.digest:
-                    raise OSError(f"record {form.name(one.key)} has other bytes than its manifest says")
-            if found.flaw:
-                raise OSError(f"record {form.name(pieces[found.arrived].key)} is {found.flaw} {found.why}".strip())
+    for cache, pairs in _batches(parts, trip):
+        form, before = cache.form, faults_of(store)
+        names = [form.name(key[:DIGEST_BYTES]) for key, _ in pairs]
+        buffers = [cache.pool.buffer(entry.record) for _, entry in pairs]
+        outcomes = answered(store.get(names, buffers), len(names))
+        for (key, entry), name, buffer, outcome in zip(pairs, names, buffers, outcomes, strict=True):
+            flaw, digest = outcome.name.lower(), key[DIGEST_BYTES:]
+            if outcome is Outcome.DONE:
+                flaw = form.flaw(buffer, key[:DIGEST_BYTES], entry.length)
+            if flaw:
+                raise OSError(f"record {name} is {flaw} {faults_since(store, before)}".strip())
+            if digest and digest_of(buffer[form.header_bytes :]) != digest:
+                raise OSError(f"record {name} has other bytes than its manifest says")

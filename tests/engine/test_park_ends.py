@@ -45,7 +45,7 @@ NAMED: list[tuple[type[Exception], str, Callable[[Refusing], object]]] = [
     (ms.InvalidArgument, "twice", lambda w: w.mem.park([w.idle, w.row, w.idle])),
     (ms.InvalidArgument, "are finished", lambda w: w.mem.park([w.row, w.done])),
     (ms.InvalidArgument, "are turns", lambda w: w.mem.park([w.row, w.turn])),
-    (ms.InvalidArgument, "keep no state", lambda w: w.mem.park([w.row, w.bare])),
+    (ms.InvalidArgument, "keeps no state", lambda w: w.mem.park([w.row, w.bare])),
     (ms.InvalidArgument, "has a turn running", lambda w: w.mem.park([w.row, w.busy])),
     (ms.InvalidArgument, "expected one for each", lambda w: w.mem.park([w.row], [None, None])),
     (ms.InvalidArgument, "one for each, user in bytes", lambda w: w.mem.park([w.row], user=["text"])),
@@ -260,13 +260,14 @@ def test_audits_count_pins_and_pages_of_parked_requests() -> None:
     at = Station()
     (parked,) = at.park(*at.start(TEXT[:9]))
     at.mem.submit()
-    ((_, entry),) = at.below.parked._of[parked].records[at.below.host.of_states]
+    page, *_, state = at.below.parked._of[parked]
+    entry = state.entry
     for change in (1, -1):
         entry.pins += change
         assert any("pins" in text for text in at.mem.audit().miscounts)
         entry.pins -= change
     at.mem.audit().raise_if_leaking()
-    at.below.parked._of[parked].pages[0] = 1  # a page that it does not hold
+    at.below.parked.above[page] = None  # a page that it does not hold
     with pytest.raises(LeakFound, match="page 1 is counted for 0 holders and has 1"):
         at.mem.audit().raise_if_leaking()
-    at.below.parked._of[parked].pages[0] = 0
+    del at.below.parked.above[page]

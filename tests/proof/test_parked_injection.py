@@ -101,7 +101,7 @@ def judged(at: Station, call: Callable[[], object], point: int, error: str, mark
     at.mem.recover()
     audit = at.mem.audit()
     assert not audit.miscounts and not audit.leaked, (tracer.place, audit)
-    assert len(at.below.parked) == at.below.parked.above == at.below.leaked == 0
+    assert len(at.below.parked) == len(at.below.parked.above) == at.below.leaked == 0
     assert [each.cache.pool.claimed for each in at.below.host.sets] == [0, 0], tracer.place
     at.mem.recover(keep=False)
     assert (at.mem.free_slots, at.mem.free_pages) == (at.mem.planes.slots, at.kv.slots), tracer.place

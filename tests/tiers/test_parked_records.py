@@ -113,16 +113,16 @@ def test_pages_without_room_stay_with_the_handle_and_are_shared_when_it_goes_on(
     rows = at.start(TEXT[:9], OTHER[:9])
     one, two = at.park(*rows)
     at.mem.poll()
-    assert at.mem.free_pages == free - 3 and at.below.parked.above == 3
+    assert at.mem.free_pages == free - 3 and len(at.below.parked.above) == 3
     at.mem.audit().raise_if_leaking()
-    held = [*at.below.parked.on_device()][1]
+    held = [part.index for part in at.below.parked.above]
     (row,) = at.resume([two])
     assert owners.pages_of(at.mem, row)[:3] == held and at.mem.free_pages == free - 3
     (two,) = at.park(row)
     at.mem.drop([one])
     at.mem.submit()
     at.mem.poll()
-    assert (at.mem.free_pages, at.below.parked.above) == (free, 0)
+    assert (at.mem.free_pages, len(at.below.parked.above)) == (free, 0)
     at.scribble()
     at.resume([two])
     at.finish()
@@ -135,7 +135,7 @@ def test_pages_on_the_device_are_freed_by_drop_and_lost_by_recover() -> None:
         parked = at.park(*at.start(TEXT[:9]))
         assert at.mem.free_pages == free - 2
         end(parked)
-        assert (at.mem.free_pages, at.below.parked.above) == (free, 0)
+        assert (at.mem.free_pages, len(at.below.parked.above)) == (free, 0)
     at.finish()
 
 

@@ -46,7 +46,8 @@ class Lagging(Station):
     @property
     def above(self) -> list[int]:
         """Returns for each parked request, oldest first, the number of its pages on the device."""
-        return [len(pages) for pages in self.below.parked.on_device()]
+        parked = self.below.parked
+        return [sum(part in parked.above for part in parts) for parts in parked._of.values()]
 
 
 def test_a_park_makes_nobody_wait_and_its_slots_may_be_used_at_once(cuda: FakeCuda) -> None:
@@ -123,7 +124,7 @@ def test_pages_on_the_device_are_shared_when_their_request_goes_on(cuda: FakeCud
     at = Lagging(cuda, staging=1)
     row, other = at.start(TEXT[:9], OTHER[:9])
     (parked,) = at.park(row)
-    held, free = next(at.below.parked.on_device()), at.mem.free_pages
+    held, free = [part.index for part in at.below.parked.above], at.mem.free_pages
     assert len(held) == 2
     at.land()
     at.text["spare"] = at.text.pop(parked)  # type: ignore[index]

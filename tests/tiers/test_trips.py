@@ -9,7 +9,7 @@ import torch
 
 import memstate as ms
 from memstate.requests.handles import Parked
-from memstate.tiers import parcel
+from memstate.tiers import manager, parcel
 from memstate.tiers.stores.file import FileStore
 from memstate.tiers.travel import Trip
 from tests.support.build import on
@@ -168,6 +168,28 @@ def test_memory_of_rows_travels(rows: ms.StateLayout, steps: list[int], pending:
     there.audit().raise_if_leaking()
 
 
+def test_a_session_travels_without_memory_of_a_row() -> None:
+    """Its turn has ended. The row that goes on has fresh memory."""
+    shelf = Shelf()
+    tiers = lambda: ms.Tiers("toy", host_slots=4, write="back", ahead=0, store=shelf, executor=AtOnce())  # noqa: E731
+    here, there = (tailed(FILLED, 0, tiers=tiers(), tracking=ms.Redirect(PAGE)) for _ in range(2))
+    talk = here.sessions.open("talk")
+    (row,) = here.admit([ms.Request(0, tokens=TEXT[:5], session=talk)])
+    here.settle(here.plan([row], 4))
+    here.settle(here.plan([row], 1))
+    here.end([row], keep="cache", tokens=[TEXT[:5]])
+    here.submit()
+    (one,) = here.park([talk])
+    trip = over(there, there.tiers.read(over(here, here.tiers.write(one)).manifest))
+    for plane in there.planes.rows.values():
+        plane[:] = 5
+    (row,) = there.admit([ms.Request(0, 40, resume=trip.parked)])
+    there.submit()
+    assert (one.memory, trip.parked.memory, there.info(row).length) == (False, False, 5)
+    assert all((plane[:, row.index] == 77).all() for plane in there.planes.rows.values())
+    there.audit().raise_if_leaking()
+
+
 # -- what is sent ----------------------------------------------------------------------------------
 
 
@@ -256,15 +278,16 @@ def test_numbers_that_contradict_each_other_are_refused_under_any_digest() -> No
     one = parked(here, TEXT[:5])
     manifest = written(here, one)
     refused_, failed = 0, 0
-    for at, bit in product(range(len(parcel.MAGIC) + 64, parcel._HEAD.size), range(8)):
+    first = manifest.index(b"\0") + 1
+    for at, bit in product(range(first, first + parcel._NUMBERS.size), range(8)):
         bad = sealed(manifest[:at] + bytes([manifest[at] ^ 1 << bit]) + manifest[at + 1 :])
         try:
             trip = there.below.read(bad)
         except (ms.InvalidArgument, ms.OutOfRecords):
             refused_ += 1
-        else:  # another length, with as many pages: no record stands for it
+        else:  # another length, with as many records of its own: they do not stand for it
             failed += bool(over(there.mem, trip).why)
-    assert (refused_, failed) == (64 * 8 - 1, 1)
+    assert refused_ + failed == 8 * parcel._NUMBERS.size and failed < 4 and not shelf.asked("discard")
     there.mem.audit().raise_if_leaking()
     assert len(there.below.parked) == 0
 
@@ -281,15 +304,24 @@ def test_B86_another_key_or_salt_is_refused(other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"model": "other"}, {"page_size": 2 * PAGE}, {"planes": LAYOUT.planes[:1]}],
-    ids=lambda one: next(iter(one)),
+    ("other", "says"),
+    [
+        ({"model": "other\n"}, r"model='toy', here model='other\\n'"),
+        ({"page_size": 2 * PAGE}, f"page size={PAGE}, here page size={2 * PAGE}"),
+        ({"rank": 1}, "rank=0 of 2, here rank=1 of 2"),
+        ({"planes": LAYOUT.planes[:1]}, r"layout=\w{64}, here layout=\w{64}"),
+    ],
+    ids=["model", "page size", "rank", "layout"],
 )
-def test_B86_another_model_layout_or_page_size_is_refused(other: dict[str, Any]) -> None:
+def test_B86_another_model_layout_page_size_or_rank_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(manager, "Ranks", lambda group: None)
     shelf = Shelf()
 
-    def make(planes: Any = LAYOUT.planes, page_size: int = PAGE, model: str = "toy") -> ms.StateManager:
-        tiers, layout = ms.Tiers(model, host_slots=4, store=shelf, executor=AtOnce()), ms.StateLayout(planes, layers=2)
+    def make(planes: Any = LAYOUT.planes, page_size: int = PAGE, model: str = "toy", rank: int = 0) -> ms.StateManager:
+        tiers = ms.Tiers(model, host_slots=4, store=shelf, executor=AtOnce(), rank=rank, ranks=2, group=object())
+        layout = ms.StateLayout(planes, layers=2)
         return on(CPU, layout, slots=8, max_requests=3, prefix=ms.Prefix(), page_size=page_size, tiers=tiers)
 
     here, there = make(), make(**other)
@@ -297,7 +329,8 @@ def test_B86_another_model_layout_or_page_size_is_refused(other: dict[str, Any])
     here.settle(here.plan([row], 9))
     (one,) = here.park([row])
     manifest = over(here, here.tiers.write(one)).manifest
-    refused(there, ms.InvalidArgument, "of another model, layout, page size, rank", lambda: there.tiers.read(manifest))
+    wrong = f"of another model, layout, page size, rank or salt: {says}$"
+    refused(there, ms.InvalidArgument, wrong, lambda: there.tiers.read(manifest))
 
 
 @pytest.mark.parametrize(
@@ -432,12 +465,41 @@ def test_a_sound_record_of_another_writer_is_refused_with_a_key() -> None:
     keyed, open_ = (written(here, parked(here, TEXT[:5], known=False), key=key) for key in (b"key", b""))
     form = here.below.host.states.form
     for name in [name for name in shelf.records if name.startswith("state")]:
-        forged = torch.frombuffer(bytearray(shelf.records[name]), dtype=torch.uint8).numpy()
-        forged[form.header_bytes] ^= 1
-        form.seal(forged, bytes.fromhex(name.split("-")[1]), 5)
-        shelf.records[name] = forged.tobytes()
+        shelf.records[name] = forged(form, shelf.records[name], name, 5)
     assert "other bytes than its manifest says" in over(there.mem, there.below.read(keyed, key=b"key")).why
     assert over(there.mem, there.below.read(open_)).parked, "a store without a key must be private"
+
+
+def forged(form: Any, record: bytes, name: str, length: int) -> bytes:
+    """Returns a sound record of other bytes under the same name."""
+    bytes_ = torch.frombuffer(bytearray(record), dtype=torch.uint8).numpy()
+    bytes_[form.header_bytes] ^= 1
+    form.seal(bytes_, bytes.fromhex(name.split("-")[1]), length)
+    return bytes_.tobytes()
+
+
+@pytest.mark.parametrize("key", [b"", b"key"])
+def test_a_page_that_the_store_has_under_its_usual_key_is_its_own_affair(key: bytes) -> None:
+    """It may have other bytes, as those of another machine have. Prompts would use it, too."""
+    here, there = station(shelf := Shelf()), station(shelf)
+    one = parked(here)
+    manifest, form = written(here, one, key=key), here.below.host.kv.form
+    usual = [form.name(part.key) for part in here.below.parked._of[one] if part.key]
+    shelf.records |= {name: forged(form, shelf.records[name], name, PAGE * n) for n, name in enumerate(usual, 1)}
+    trip = over(there.mem, there.below.read(manifest, key=key))
+    assert len(usual) == 2 and trip.parked is not None and len(manifest) < len(shelf.records) * 64 + 600
+
+
+def test_a_made_up_manifest_deletes_no_record_of_others() -> None:
+    """It names the page of somebody else in place of its own last page, so that the record has a flaw."""
+    here, there = station(shelf := Shelf()), station(shelf)
+    one = parked(here)
+    manifest, parts = written(here, one), here.below.parked._of[one]
+    own = next(part.entry.key for part in parts if part.of is here.below.host.of_kv and not part.key and part.entry)
+    bad = sealed(manifest.replace(own, parts[0].key))
+    before = dict(shelf.records)
+    trip = over(there.mem, there.below.read(bad))
+    assert "is foreign" in trip.why and shelf.records == before and not shelf.asked("discard")
 
 
 # -- late, cancelled, lost -------------------------------------------------------------------------
@@ -485,7 +547,7 @@ def test_a_trip_ends_at_any_moment(write: bool, when: str, end: Callable[..., No
     if when != "done":
         hand.jobs[0].finish()
     at.mem.poll()
-    assert list(at.below.parked._of) == [one] and at.below._trips.idle
+    assert list(at.below.parked._of) == [one] and not at.below.parked.trips
     trip.cancel("again")
     assert trip.why == end.__name__
     at.resume([one])
@@ -496,14 +558,13 @@ def test_a_trip_ends_at_any_moment(write: bool, when: str, end: Callable[..., No
 @pytest.mark.parametrize("how", ["resume", "drop"])
 @pytest.mark.parametrize("when", ["before", "queued", "runs", "done"])
 def test_a_request_goes_on_or_ends_while_it_is_written(how: str, when: str) -> None:
-    """Before its bytes have arrived, the trip fails. Later it succeeds, with the bytes of that moment."""
+    """The trip succeeds, with the bytes of the request as it was parked, also if a part was still on the device."""
     if when == "before":
-        at = station(Shelf(), host_pages=1)
-        (row,) = at.start(TEXT[:11])
-        (one,) = at.park(row)
+        at = station(Shelf(), host_pages=3)
+        other, one = at.park(*at.start(OTHER[:11], TEXT[:11]))
         trip, hand = at.below.write(one), ByHand()
         at.mem.poll()
-        assert not trip.done and trip.job is None
+        assert not trip.done and trip.job is None and len(at.below.parked.above) == 3
     else:
         at, trip, hand, _ = begun(True, when)
         one = trip.of
@@ -513,30 +574,47 @@ def test_a_request_goes_on_or_ends_while_it_is_written(how: str, when: str) -> N
     else:
         at.mem.drop([one])
         del at.text[one]
-    if when in {"queued", "runs"}:
+    if when != "done":
         with pytest.raises(ms.InvalidArgument, match="on their way"):
             at.mem.close()
+    if when == "before":
+        at.mem.drop([other])
+        del at.text[other]
     for each in hand.jobs if when in {"queued", "runs"} else ():
         each.begun = when == "runs" or each.begin()
         each.finish()
     at.below._workers.executor = AtOnce()
     over(at.mem, trip)
-    assert (trip.manifest is not None) == (when != "before") and ("went on or was dropped" in trip.why) == (
-        when == "before"
-    )
-    if trip.manifest:
-        at.scribble()
-        at.resume([arrive(at, trip.manifest, TEXT[:11])])
+    assert trip.manifest is not None and not trip.why
+    at.mem.end([row for row in at.text if isinstance(row, ms.Row)])
+    at.text.clear()
+    at.scribble()
+    at.resume([arrive(at, trip.manifest, TEXT[:11])])
+    at.finish()
+
+
+def test_a_request_that_is_still_read_can_neither_end_nor_go_on() -> None:
+    """Nobody has its handle. So no record is freed while a thread writes into it."""
+    at, trip, hand, _ = begun(False, "runs")
+    assert trip.parked is None and trip.of not in at.below.parked._of
+    for call in (lambda: at.mem.drop([trip.of]), lambda: at.mem.admit([ms.Request("r", resume=trip.of)])):
+        refused(at.mem, ms.StaleHandle, "parked request of 11 tokens", call)
+    hand.jobs[0].finish()
+    came = over(at.mem, trip).parked
+    at.mem.drop([came])
+    at.resume(list(at.text))
     at.finish()
 
 
 @pytest.mark.parametrize("how", ["clear", "recover"])
 @pytest.mark.parametrize("write", [True, False])
-def test_trips_are_lost_when_host_memory_is_emptied(how: str, write: bool) -> None:
+def test_trips_are_lost_when_host_memory_is_emptied(how: str, write: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The log counts each request once, and none that is still to come."""
     at, trip, hand, _ = begun(write, "queued")
     at.below.clear() if how == "clear" else at.mem.recover(keep=False)
+    assert [record.getMessage() for record in caplog.records] == ["parked requests lost requests=1"]
     at.text.clear()
-    assert trip.done and trip.why == "lost in recover() or clear()" and at.below._trips.idle
+    assert trip.done and trip.why == "lost in recover() or clear()" and not at.below.parked.trips
     job(hand)  # its thread comes late: it does no work
     at.mem.poll()
     assert trip.parked is None and trip.manifest is None

@@ -42,6 +42,27 @@ class RecordSet(NamedTuple):
 Due = defaultdict[RecordSet, list[Copy]]  # copies to make, by the kind of their records
 
 
+@dataclass(slots=True, eq=False)
+class Part:
+    """A part of a parked request: its state, the memory of its row, or one of its KV pages.
+
+    Attributes:
+        of: The records of its kind.
+        at: The number of the KV page; 0 for other parts.
+        length: Tokens that its record stands for.
+        key: The key under which prompts find its record; empty if only this request has it.
+        index: Its register, row or page on the device.
+        entry: Its record, which has a pin for it; None while it is on the device.
+    """
+
+    of: RecordSet
+    at: int
+    length: int
+    key: bytes = b""
+    index: int = 0
+    entry: CachedRecord | None = None
+
+
 @dataclass(frozen=True)
 class Hit:
     """A state in host memory from which a prompt can start.

@@ -42,8 +42,8 @@ def fingerprint(mem: ms.StateManager) -> dict[str, Any]:
         [(e.key, e.record, e.pins, e.stored) for e in cache.entries()] for cache in (below._caches if below else ())
     ]
     seen["parked"] = [
-        (list(has.pages), [(place, entry.record) for copies in has.records.values() for place, entry in copies])
-        for has in (below.parked._of.values() if below else ())
+        [(part.at, part.index, part.entry.record if part.entry else None, part in below.parked.above) for part in parts]
+        for parts in (below.parked._of.values() if below else ())
     ]
     seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
     seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below and below.prefetcher else ())]

@@ -649,8 +649,8 @@ class Lower:
     def learn(self, parked: Mapping[ms.Parked, Away]) -> None:
         """Learns the keys of the records that parked requests have for themselves: they are drawn by chance."""
         for handle, away in parked.items():
-            has = self.real.parked._of[handle].records
-            real = {(of.cache.form.kind, at): entry for of, copies in has.items() for at, entry in copies}
+            parts = self.real.parked._of[handle]
+            real = {(part.of.cache.form.kind, part.at): part.entry for part in parts}
             for shelf, at, item in away.items:
                 if item.once:
                     self._digests[item.key] = real[shelf.kind, at].key

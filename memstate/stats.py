@@ -189,6 +189,9 @@ class TierStats(Shown):
         state_bytes: bytes copied for each state that goes out or comes in.
         page_bytes: bytes copied for each page that goes out or comes in.
         leaked_records: host records without an owner. If it is not 0, memstate has a defect.
+        parked: requests that are parked.
+        parked_bytes: bytes of their records in host memory, and of those on their way to a store or from there.
+        parked_pages: KV pages of them that wait on the device for room in host memory.
         failures: number of failures of storage for each reason: the counts of `store.faults`, and calls that raised.
         store_evicted: records that the store deleted to make room, if the store counts them.
         prefetch: figures of prefetches; without storage `NoPrefetch`, which is falsy.
@@ -217,6 +220,9 @@ class TierStats(Shown):
     state_bytes: int
     page_bytes: int
     leaked_records: int
+    parked: int
+    parked_bytes: int
+    parked_pages: int
     failures: Mapping[str, int] = field(default_factory=dict)
     store_evicted: int = 0
     prefetch: PrefetchStats = NO_PREFETCH

@@ -251,6 +251,9 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _gauge(
         "tier_leaked_records", "Host records without an owner; 0, or memstate has a defect.", "tiers.leaked_records"
     ),
+    _gauge("parked_requests", "Requests that are parked.", "tiers.parked"),
+    _gauge("parked_bytes", "Bytes of them in host memory.", "tiers.parked_bytes"),
+    _gauge("parked_pages", "KV pages of them that wait on the device.", "tiers.parked_pages"),
     _counter(
         "storage_writes",
         "Records for storage, by what became of them.",

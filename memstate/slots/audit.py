@@ -34,6 +34,7 @@ class AuditReport(Shown):
             below. A claim may miss free slots there.
         miscounts: a sentence for each count of the host that is wrong: rows, KV pages, pins, leases, snapshot
             registers, sessions, host records, lengths of states, tokens in tails, free slots.
+        parked: number of parked requests. They have no slots.
 
     Example:
         >>> import torch
@@ -57,6 +58,7 @@ class AuditReport(Shown):
     null_slot_free: bool = False
     summary: list[tuple[int, int, int]] = field(default_factory=list)
     miscounts: list[str] = field(default_factory=list)
+    parked: int = 0
 
     @property
     def clean(self) -> bool:
@@ -96,7 +98,8 @@ class AuditReport(Shown):
         return f"AuditReport({self.free} of {self.capacity} slots free, {f'faults: {faults}' if faults else 'clean'})"
 
     def __str__(self) -> str:
-        first = f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"
+        parked = f", {self.parked} requests parked" if self.parked else ""
+        first = f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}{parked}"
         return "\n".join([first, *self.faults])
 
     def sheet(self) -> Sheet:
@@ -149,4 +152,5 @@ def audit(
         null_slot_free=inspection.free[0],
         summary=[summed_slots(word, inspection.capacity) for word in inspection.summary],
         miscounts=list(miscounts),
+        parked=(inspection.stats.get("tiers") or {}).get("parked", 0),
     )

@@ -17,6 +17,7 @@ from tests.support.parked import OTHER, TEXT, Station, refused, resume, tailed, 
 from tests.support.planes import LAYOUT
 from tests.support.tiered_small import CPU, PAGE
 from tests.support.tiered_small import whole as prompt
+from tests.support.virtual import MemoryStore
 
 
 class Refusing:
@@ -176,6 +177,25 @@ def test_parked_requests_are_counted_in_the_log(caplog: pytest.LogCaptureFixture
     for word in ("parked", "resumed"):
         (line,) = [text for text in texts if text.startswith(word)]
         assert "2" in line and "14" in line
+    at.finish()
+
+
+def test_figures_inspections_and_audits_name_parked_requests() -> None:
+    """Whole pages of known tokens count once. A trip is no request more."""
+    at = Station({"host_pages": 3, "store": MemoryStore()})
+    assert "parked" not in str(at.mem.audit())
+    parked = at.park(*at.start(TEXT[:9], [*TEXT[:8], 50]), known=True)
+    trip = at.below.write(parked[0])
+    stats, seen, host = at.mem.stats().tiers, at.mem.inspect(), at.below.host
+    assert (stats.parked, stats.parked_pages) == (2, 1)
+    assert stats.parked_bytes == 2 * host.states.form.nbytes + 3 * host.kv.form.nbytes
+    assert seen.stats["tiers"]["parked"] == at.mem.audit().parked == 2 and "2 requests parked" in str(at.mem.audit())
+    trip.cancel()
+    at.mem.drop(parked)
+    at.text.clear()
+    at.mem.poll()
+    stats = at.mem.stats().tiers
+    assert (stats.parked, stats.parked_bytes, stats.parked_pages) == (0, 0, 0)
     at.finish()
 
 

@@ -745,13 +745,14 @@ class Lower:
             stats.staging_bytes, stats.host_hit_tokens, stats.storage_hit_tokens,
             stats.states_out, stats.states_in,
             stats.pages_out, stats.pages_in, stats.refused, stats.evicted_states, stats.evicted_pages, stats.written,
-            stats.write_failed, stats.write_missed,
+            stats.write_failed, stats.write_missed, stats.parked, stats.parked_pages,
         ]  # fmt: skip
         told = [
             len(states.items), states.records, len(kv.items) if kv else 0, kv.records if kv else 0, self.host_bytes,
             self.staging_bytes, f["host hit"], f["storage hit"], f["state out"], f["state in"],
             f["kv out"], f["kv in"], f["refused"], states.evicted, kv.evicted if kv else 0, f["written"],
-            f["write_failed"], f["write_missed"],
+            f["write_failed"], f["write_missed"], len(below.parking.away),
+            sum(page > 0 for away in below.parking.away for page in away.pages),
         ]  # fmt: skip
         same("stats of the tiers", seen, told)
         if not stats.prefetch:

@@ -147,12 +147,10 @@ class Ending(Verbs):
         self._stepping.require_told(rows)
         self._require_no_turns(rows)
         drafted = {row for step in self._log.unsettled if step.drafted for row in self._stepping.current(step).tolist()}
-        for wrong, why in (
-            ([row for row in rows if row in drafted], "are in a step with drafts: call accept, then park"),
-            ([row for row in rows if self._table.finished[row]], "are finished: end them"),
-        ):
-            if wrong:
-                raise InvalidArgument(f"rows {wrong} {why}")
+        if wrong := sorted(drafted.intersection(rows)):
+            raise InvalidArgument(f"rows {wrong} are in a step with drafts: call accept, then park")
+        if wrong := [row for row in rows if self._table.finished[row]]:
+            raise InvalidArgument(f"rows {wrong} are finished: end them")
         below, host, leaving = self._tiers.parked, self._tiers.host, dict[Parked, list[Part]]()
         for one, given, more in zip(handles, named, users, strict=True):
             of = self._leaving(one, given, more)

@@ -1127,7 +1127,13 @@ class Operations(Machine):
                 self._hold_text(tenant, text)
         elif not faults:  # written as soon as their slots are known
             known = slots.begin
-            slots.begin = lambda ids: [known(ids), *map(self.memory.put, ids.tolist(), texts)] and None
+
+            def written(ids: torch.Tensor) -> None:
+                known(ids)
+                for slot, text in zip(ids.tolist(), texts, strict=True):
+                    self.memory.put(slot, text)
+
+            slots.begin = written
         if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
             late += [] if slots.ready else zip(tenants, texts, strict=True)
             model.arrive(tenants, texts)

@@ -460,7 +460,7 @@ def check_selective(
     if not isinstance(softplus, bool):
         raise ValueError(f"softplus: expected True or False, got {softplus!r}")
     limits = [each for each in (dt_min, dt_max) if each is not None]
-    if not all(isinstance(each, Real) and each == each for each in limits) or limits != sorted(limits):
+    if not all(isinstance(each, float | int | Real) and each == each for each in limits) or limits != sorted(limits):
         raise ValueError(f"dt_min {dt_min!r}, dt_max {dt_max!r}: expected numbers, the first at most the second")
     if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2]:
         raise ValueError(

@@ -105,18 +105,20 @@ def test_the_fields_that_say_a_rule_are_logged(caplog: pytest.LogCaptureFixture)
 
 
 LINEAR = CONFIGS["InternS2-Mobius, an example"]
+
+
+def test_D40_fields_of_two_rules_and_layers_of_an_unknown_kind_are_refused() -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"fields of gated delta rule .* and Kimi's delta rule .*one"):
+        from_config(LINEAR | {"linear_num_heads": 4, "linear_head_dim": 8})
+    listed = {"full_attention_interval": None, "layer_types": ["linear_attention", "retention"] * 20}
+    with pytest.raises(ms.InvalidArgument, match=r"layer_types = .*: expected kinds .* memstate knows, not retention"):
+        from_config(LINEAR | listed)
+
+
 test_what_may_be_another_rule_is_refused = refusals(
     ms.InvalidArgument,
-    (
-        LINEAR | {"linear_num_heads": 4, "linear_head_dim": 8},
-        "fields of gated delta rule .* and Kimi's delta rule .*one",
-    ),
     (LINEAR | {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}, "gated delta rule .* and Mamba .* one rule"),
     (LINEAR | {"linear_value_head_dim": None}, "for gated delta rule it lacks linear_value_head_dim"),
-    (
-        LINEAR | {"full_attention_interval": None, "layer_types": ["linear_attention", "retention"] * 20},
-        "layer_types = .*: expected kinds of layers that memstate knows, not retention",
-    ),
     (CONFIGS["MiniCPM-SALA"] | {"mixer_types": ["minicpm4", "window"]}, "knows, not window"),
     (CONFIGS["MiniCPM-SALA"] | {"lightning_nh": 64}, "lightning_nh = 64: expected as many heads of queries as of keys"),
     (CONFIGS["Ling-3.0, a list of layers"] | {"layer_group_size": [1, 0]}, "expected a 0 or 1 for each of 6 layers"),

@@ -167,6 +167,12 @@ def test_layers_that_attend_beside_a_state_have_kv() -> None:
     samba = CONFIGS["Samba (FLA)"] | {"attn": {"layers": [1, 3], "num_heads": 18, "num_kv_heads": 6}}
     page = kv_from_config(samba, page_size=1)
     assert page is not None and page.bytes_per_slot == 2 * 2 * 6 * 128 * 2 and len(state_layers(samba)) == 16
+    specs = [{"layers": [1], "num_heads": 18, "num_kv_heads": 6}, {"layers": [4, 5], "num_heads": 9}]
+    several = kv_from_config(samba | {"attn": specs}, page_size=1)
+    assert several is not None and several.payload_bytes_per_slot == 2 * 2 * (6 * 128 + 2 * 9 * 256)
+    assert state_layers(samba | {"attn": specs}) == tuple(layer for layer in range(18) if layer not in (1, 4, 5))
+    with pytest.raises(ms.InvalidArgument, match="layers = \\[18\\]: expected a list of numbers from 0 to 17"):
+        from_config(samba | {"attn": {"layers": [18]}})
     loop = kv_from_config(CONFIGS["Inkling-2-Mini, class defaults"], page_size=1)
     assert loop is not None and loop.bytes_per_slot == 48 * 2 * 8 * 128 * 2
     kinds = ["hybrid_sliding"] * 6 + ["hybrid"] * 12 + ["hybrid_sliding"] * 6

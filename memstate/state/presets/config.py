@@ -43,6 +43,7 @@ def from_config(
 ) -> StateLayout:
     """Returns the layout of a model, from a configuration object of transformers or from a config.json.
 
+    The fields say by which rule the layers compute their states, whatever the name of the model: `rule` returns it.
     Planes have the dtypes and the order of axes of the classes of transformers. A window holds the earlier inputs that
     a step needs. A configuration of several models stands for its text model. If states of one kind differ in shape, or
     are in some layers only, they are several planes: conv, conv2. If a layer pools windows of tokens, its
@@ -71,10 +72,10 @@ def from_config(
         layers: layers of the model, from 0, whose states the layout has, such as a pipeline stage (default: all).
 
     Raises:
-        InvalidArgument: the file cannot be read; the type is not known; fields are missing or contradict each other;
-            the ranks do not divide the heads, groups or channels, or outnumber the heads of states; the model has no
-            such layers; the model has no such order; `tail` is not 0 and the steps of the model take no tail; or steps
-            take no such dtype.
+        InvalidArgument: the file cannot be read; the fields are those of no known rule, or of several; fields are
+            missing or contradict each other; the ranks do not divide the heads, groups or channels, or outnumber the
+            heads of states; the model has no such layers; the model has no such order; `tail` is not 0 and the steps of
+            the model take no tail; or steps take no such dtype.
 
     Example:
         >>> from memstate.state.presets import from_config

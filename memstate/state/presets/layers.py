@@ -90,6 +90,18 @@ def _besides(total: int, attention: Collection[int]) -> Roles:
     return tuple(ATTENDS if layer in attention else STATE for layer in range(total))
 
 
+def attending(fields: Fields) -> dict[int, Fields]:
+    """Returns layer -> the fields of its attention, from the field `attn` of flash-linear-attention.
+
+    Raises:
+        InvalidArgument: the field is no dict with `layers`, nor a list of such dicts.
+    """
+    given = fields.get("attn")
+    specs = [Fields(spec) for spec in given] if isinstance(given, list | tuple) else [Fields(given)]
+    known = range(fields.number("num_hidden_layers"))
+    return {layer: spec for spec in specs for layer in spec.numbers("layers", known)}
+
+
 def _all_but_every(fields: Fields, name: str) -> Roles:
     if isinstance(fields.get(name), list | tuple):
         return _of_numbers(fields, name, state=1)
@@ -149,7 +161,7 @@ READINGS: Final[Mapping[str, Callable[[Fields, str], Roles]]] = {
     "full_attn_idxs": _all_but,
     "attn_layer_indices": _all_but,
     "full_attention_layers": _all_but,
-    "attn.layers": _all_but,
+    "attn": lambda fields, _: _besides(fields.number("num_hidden_layers"), attending(fields)),
     "full_attention_interval": _all_but_every,
     "layer_group_size": _all_but_every,
     "attn_layer_period": _all_but_periodic,

@@ -15,7 +15,7 @@ from memstate.state.layout import Plane
 from memstate.state.presets import families, tails
 from memstate.state.presets.families import LayerState, matrices, window
 from memstate.state.presets.fields import Fields
-from memstate.state.presets.layers import COMPRESSED, compressors, kinds
+from memstate.state.presets.layers import COMPRESSED, attending, compressors, kinds
 from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
@@ -25,12 +25,12 @@ Reader = Callable[..., LayerState]  # (fields, number of a layer with state, nam
 
 def kv_heads(fields: Fields, layer: int) -> tuple[int, int]:
     """Returns (KV heads of a layer, size of a head). Raises: InvalidArgument."""
-    if fields.get("attn.num_heads") is not None:  # flash-linear-attention
-        heads = fields.number("attn.num_kv_heads", "attn.num_heads")
-        return heads, fields.number("hidden_size") // fields.number("attn.num_heads")
-    own = "swa_" if fields.get("swa_num_key_value_heads") is not None and _sliding(fields, layer) else ""
-    heads = fields.number(f"{own}num_key_value_heads")
-    names = [name for name in (f"{own}head_dim", "attention_head_dim") if fields.get(name) is not None]
+    if fields.get("attn") is not None:
+        own = attending(fields)[layer]
+        return own.number("num_kv_heads", "num_heads"), fields.number("hidden_size") // own.number("num_heads")
+    prefix = "swa_" if fields.get("swa_num_key_value_heads") is not None and _sliding(fields, layer) else ""
+    heads = fields.number(f"{prefix}num_key_value_heads")
+    names = [name for name in (f"{prefix}head_dim", "attention_head_dim") if fields.get(name) is not None]
     return heads, fields.number(*names) if names else _head_size(fields, "num_attention_heads")
 
 

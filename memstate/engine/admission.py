@@ -195,7 +195,7 @@ class Admission(Verbs):
                 or request.fetch is not None
             ):  # fmt: skip
                 special.append(start)
-                if start.session is not None:
+                if start.session:
                     turns.append(start.session)
         if len(turns) > 1 and len(set(turns)) < len(turns):
             raise InvalidArgument(f"a session is named twice in {[turn.handle for turn in turns]}: one turn at a time")
@@ -245,10 +245,10 @@ class Admission(Verbs):
                 pages += list(source.pages).count(0)
             if source.takes:
                 slots -= min(self.per_request, len(source.states))
-            if start.leaves is not None:
+            if start.leaves:
                 of_states, of_pages = self._sessions.surplus(start.leaves, source)
                 slots, pages = slots - of_states, pages - of_pages
-            if start.hit is not None:
+            if start.hit:
                 hits.append(start.hit)
         if not hits:
             return slots, 0, pages

@@ -23,7 +23,7 @@ def test_processes_that_are_killed_lose_hits_and_nothing_else(place: str) -> Non
     if place == "objects" and (why := missing()):
         pytest.skip(f"S3 server: {why}")
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
-    most = (2000 if PROOF else 12) // (1 if place == "files" else 4)
+    most = {"files": 2000, "objects": 500}[place] if PROOF else 12
     more = ["--objects"] if place == "objects" else []
     said = python("-m", "tests.proof.kills", "--kills", most, "--seed", seed, *more, without=(), OMP_NUM_THREADS="1")
     said = said.strip()

@@ -11,6 +11,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.tables import StepRecord
+from memstate.slots.readback import Readback
 from tests.proof.stateful.cache import Start, Talk
 from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text
 from tests.proof.stateful.machine import (
@@ -1126,14 +1127,7 @@ class Operations(Machine):
                 self.memory.put(model.slot[tenant.live], text)
                 self._hold_text(tenant, text)
         elif not faults:  # written as soon as their slots are known
-            known = slots.begin
-
-            def written(ids: torch.Tensor) -> None:
-                known(ids)
-                for slot, text in zip(ids.tolist(), texts, strict=True):
-                    self.memory.put(slot, text)
-
-            slots.begin = written
+            slots.begin = lambda ids: self._put_all(slots, ids, texts)
         if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
             late += [] if slots.ready else zip(tenants, texts, strict=True)
             model.arrive(tenants, texts)
@@ -1142,6 +1136,12 @@ class Operations(Machine):
             if self.lower and self.lower.kv:
                 for tenant in tenants:
                     self.lower.kv.write(tenant, tenant.text, 0)
+
+    def _put_all(self, slots: Readback, ids: torch.Tensor, texts: Sequence[Text]) -> None:
+        """Tells the slots of rows, and writes the states of these texts to them."""
+        Readback.begin(slots, ids)
+        for slot, text in zip(ids.tolist(), texts, strict=True):
+            self.memory.put(slot, text)
 
     def _hold_text(self, tenant: Row, text: Text) -> None:
         """Notes in the model that the live slot of a row has the state of a text."""

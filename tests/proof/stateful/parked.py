@@ -19,9 +19,9 @@ class Away:
     """A parked request.
 
     text: its computed tokens. known: the tokens that memstate knows. rest: the text, then the rest of the prompt.
-    register, row: where its state and its memory were; row 0 for a session. memory: what its memory has. pages: for
-    each KV page its id while it is on the device, else 0. keys: of whole pages with known tokens. items: (shelf, place,
-    record). state, tail, ring, kv: bytes that its own records have.
+    register, row: where its state and its memory were; row 0 for a session. pages: for each KV page its id while it is
+    on the device, else 0. memory: tokens that the memory of its row has. keys: of whole pages with known tokens. items:
+    (shelf, place, record). state, tail, ring, kv: bytes that its own records have.
     """
 
     text: Text

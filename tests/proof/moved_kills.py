@@ -204,7 +204,7 @@ def main() -> int:
     try:
         print(f"{kill(chosen.kills, chosen.seed, lambda line: print(line, flush=True))}, nothing wrong")
     except Wrong as wrong:
-        print(f"WRONG: {wrong}", flush=True)
+        print(f"WRONG: {wrong}", file=sys.stderr)
         return 1
     return 0
 

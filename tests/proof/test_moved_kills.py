@@ -12,7 +12,7 @@ def test_H3_a_process_that_is_killed_or_stopped_costs_a_recompute_and_nothing_el
     """Runs in a new process, because only a process without threads can fork. MEMSTATE_SEED repeats a run."""
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
     most = 300 if PROOF else 40
-    said = python("-m", "tests.proof.moved_kills", "--kills", most, "--seed", seed, without=(), OMP_NUM_THREADS="1")
+    said = python("-m", "tests.proof.moved_kills", "--kills", most, "--seed", seed, OMP_NUM_THREADS="1")
     figures = re.search(
         r"(\d+) kills and (\d+) stops in \d+ runs, at (\d+) of \d+ lines, .*, nothing wrong$", said.strip()
     )

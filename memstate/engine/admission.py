@@ -334,7 +334,7 @@ class Admission(Verbs):
             source, lease = start.source, start.lease
             if source.states and not source.takes:
                 self._reads(source)
-            if lease is not None:
+            if start.match is not None and lease is not None:
                 self._cache.use(lease)
             if self._cache.enabled or start.session is not None:  # for later comparisons of tokens with the prompt
                 lease = self._cache.leases[row] = lease or Lease(NO_NODE, start.prompt, NO_MATCH)

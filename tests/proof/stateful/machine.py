@@ -492,8 +492,10 @@ class Machine:
             "new", "new", "new", "resume", "resume", "resume", "prompt", "turn")  # fmt: skip
         how = d.pick(*ways)
         if self.parked and d(3):
-            handle = d.pick(*self.parked)
-            return self.start_parked(name, handle, d.pick(None, 0, 3 * d(9)), d(2) == 1)
+            handle, size, told = d.pick(*self.parked), d.pick(None, 0, 3 * d(9)), d(2) == 1
+            talks = [session for session, talk in self.talks.items() if not talk.row] if d(3) == 1 else []
+            snapshot_at = [self.settings.unit * d(9)] if d(3) == 1 else ()
+            return self.start_parked(name, handle, size, told, d.pick(*talks) if talks else None, snapshot_at)
         if how in ("prompt", "turn"):
             return self.draw_prompted(d, name, turn=how == "turn")
         faults: Faults = set()
@@ -519,17 +521,23 @@ class Machine:
         faults |= self._of_sizes(length, snapshot_at, start)
         return ms.Request(name, length, resume, snapshot_at), start, faults
 
-    def start_parked(self, name: str, handle: Any, size: int | None, told: bool) -> tuple[ms.Request, Start, Faults]:
-        """Returns a request that goes on from a parked one, its start, and its errors. told: whether it has tokens."""
-        away = self.parked.get(handle)
+    def start_parked(
+        self, name: str, handle: Any, size: int | None, told: bool, session: Any = None, snapshot_at: Any = ()
+    ) -> tuple[ms.Request, Start, Faults]:
+        """Returns a request that goes on from a parked one, its start, and its errors.
+
+        told: whether it has tokens; a turn of a session always has.
+        """
+        away, talk = self.parked.get(handle), self.talks.get(session)
         if away is None:
             return ms.Request(name, resume=handle), Start(name), {ms.StaleHandle}
-        text = away.rest if told or away.known else ()
+        text = away.rest if told or away.known or (talk and away.rest) else ()
         start = Start(name, length=len(away.text), shared=away.pages, prompt=text or None, salt=away.salt, parked=away)
-        start.given = text
-        faults = self._of_sizes(max(len(text) if size is None else size, start.length), (), start)
-        tokens = list(text) if text else None
-        return ms.Request(name, size, handle, tokens=tokens, salt=away.salt if text else None), start, faults
+        start.given, start.talk, start.wants = text, talk, self.wants(snapshot_at, *([len(text)] if text else []))
+        faults = self._of_sizes(max(len(text) if size is None else size, start.length), snapshot_at, start)
+        tokens, salt = (list(text), away.salt) if text else (None, None)
+        request = ms.Request(name, size, handle, snapshot_at, tokens=tokens, salt=salt, session=session)
+        return request, start, faults | (self._session_faults(session, {ms.InvalidArgument}) if session else set())
 
     def wants(self, lengths: Any, most: int = 2**31) -> list[tuple[int, str]]:
         """Returns the marks that a request names, ascending, rounded down to whole pages and the grid."""

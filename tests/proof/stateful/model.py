@@ -685,6 +685,8 @@ class Model(Cache):
 
     def from_elsewhere(self, start: Start) -> Start:
         """Returns the start that the same request has if its session makes way first."""
+        if start.parked:
+            return replace(start, talk=None, away=start.talk)
         other = replace(
             start, talk=None, away=start.talk, origin=None, length=0, moved=(), reads=None, shared=(), wants=start.asked
         )
@@ -794,6 +796,8 @@ class Model(Cache):
                 if start.talk:
                     start.lease.own = start.talk.own
                 self.leases.append(start.lease)
+            elif start.parked and start.talk and start.talk.lease:
+                self.leases.remove(start.talk.lease)
             if not start.hit and (state := self._read(start)):
                 self.pins[state.register] += 1
 
@@ -847,6 +851,8 @@ class Model(Cache):
                     self.below.hold(start.hit, -1)
                 elif start.talk and start.talk.lease:
                     self.leases.append(start.talk.lease)
+            elif start.parked and start.talk and start.talk.lease:
+                self.leases.append(start.talk.lease)
         self.starting = []
         return numbers
 
@@ -945,7 +951,7 @@ class Model(Cache):
                 self.record_write("pending", row.number, row.pending)
         going = [(start.parked, row) for start, row in zip(starts, rows, strict=True) if start.parked]
         for one, row in going:
-            self.leases.append(lease := Lease(None, one.salt))
+            self.leases.append(lease := Lease(None, one.salt, row.talk.own if row.talk else {}))
             row.lease = lease
         if going and self.below:
             self.below.parking.load(going)

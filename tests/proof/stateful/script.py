@@ -369,10 +369,18 @@ class Play:
         return self.machine.park_all(list(rows), sessions, told)
 
     @verb
-    def resume(self, *parked: Any, size: int | None = None, told: bool = False) -> Handles:
-        """Goes on from parked requests in one call. Returns their rows; [] if the call is refused."""
-        machine = self.machine
-        return machine.admit_all(PLAIN, [machine.start_parked(next(self._names), one, size, told) for one in parked])
+    def resume(self, *parked: Any, size: int | None = None, told: bool = False, sessions: Sequence[Any] = (),
+               snapshot_at: Sequence[int] = ()) -> Handles:  # fmt: skip
+        """Goes on from parked requests in one call. Returns their rows; [] if the call is refused.
+
+        told: whether they name their tokens. sessions: session of each, or None.
+        """
+        machine, turns = self.machine, sessions or [None] * len(parked)
+        machine.let_expire()
+        return machine.admit_all(PLAIN, [
+            machine.start_parked(next(self._names), one, size, told, turn, snapshot_at)
+            for one, turn in zip(parked, turns, strict=True)
+        ])  # fmt: skip
 
     @verb
     def forget(self, *parked: Any) -> None:

@@ -91,19 +91,6 @@ def test_a_parked_request_goes_on_as_a_turn(play: Play) -> None:
     play.turn(T[:15], talk)
 
 
-@script(strategy="redirect", **TIERS | {"pages": 9})
-def test_a_session_gives_its_pages_to_a_parked_request_that_is_its_turn(play: Play) -> None:
-    (talk,) = play.open("a")
-    play.turn(T[3:12], talk, prompt=5)
-    play.turn(T[:9])
-    (row,) = play.admit(T[1:10])
-    play.run(row, T[1:6])
-    parked = play.park(row, told=True)
-    (row,) = play.resume(*parked, sessions=[talk], size=18)
-    play.run(row, T[1:12])
-    play.end(row)
-
-
 @script(strategy="redirect", how=("resume", "drop", "clear"), **TIERS | {"host_pages": 3})
 def test_pages_wait_on_the_device_for_room_below(play: Play) -> None:
     rows = play.admit(T[:5], T[1:6])

@@ -390,9 +390,8 @@ class HostTier:
             self.loads += loads
             self._coming += loads
 
-        kept = [entry for copies in due.values() for _, entry in copies]
         pages = [page for page, _ in due.get(self.of_kv, ())] if self.of_kv is not None else []
-        if kept:
+        if kept := [entry for copies in due.values() for _, entry in copies]:
             self._commands.then(Action(begin, kept, pages, [register for register, _ in due.get(self.of_states, ())]))
 
     def await_loads(self) -> None:

@@ -159,7 +159,7 @@ class RequestTable:
             try:
                 numbers = list(map(INDEX, given))  # takes half the time of the loop below
             except AttributeError:
-                numbers = [row.index if row is not None else 0 for row in given]  # type: ignore[redundant-expr]
+                numbers = [row.index if row is not None else 0 for row in given]
             if list(map(self.running.__getitem__, numbers)) == given:  # the common case: all handles are valid
                 return numbers
         except (AttributeError, TypeError, IndexError):

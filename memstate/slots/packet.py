@@ -141,7 +141,8 @@ class Packet:
             right.extend(second)
         for section in sorted(columns):
             left, right = columns[section] if section != WRITES else _newest(*columns[section])
-            size, add = len(left), body.extend if section == WRITES else body.fromlist
+            add: Callable[[Any], None] = body.extend if section == WRITES else body.fromlist
+            size = len(left)
             header[section], header[8 + section] = size, at + len(body)
             add(left)
             body.extend(FILLING[-size % 4])

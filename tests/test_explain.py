@@ -114,7 +114,7 @@ test_arguments_that_mean_nothing_are_refused = refusals(
     ({"states": "qwen3_next", "ranks": 0}, "ranks 0"),
     ({"states": "qwen3_next", "ranks": 64}, "64 ranks"),
     ({"states": "gpt2"}, "one of the presets qwen3_next"),
-    ({"states": {"model_type": "llama"}}, "the known ones are"),
+    ({"states": {"model_type": "llama"}}, "it has no known rule"),
     (
         {"states": own(2, 16, 16), "ssm_dtype": torch.float16},
         "ssm_dtype=torch.float16: expected None for a StateLayout",

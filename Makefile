@@ -22,7 +22,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install libraries demo test lint format compile compile-matrix compiled docs wheel proof mutate soak newest engine-proof gpu-proof clean
+.PHONY: help install libraries demo test lint format compile compile-matrix compiled docs wheel proof mutate soak newest engine-proof peer-proof gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -126,6 +126,9 @@ engine-proof: ## build environments of vLLM and SGLang in build/engines, serve t
 
 newest: $(DEV) ## run the adapters' tests beside the newest releases, in build/newest; 1 if a test is lost that passes on the pinned ones
 	@$(TEST_ENV) $(BIN)/python -m tests.proof.newest --workers $(WORKERS) $(ARGS)
+
+peer-proof: $(DEV) ## run tests that others wrote with memstate inside; 1 if other tests are lost than in tests/proof/peers/lost.txt
+	@$(BIN)/python -m tests.proof.peers --workers $(WORKERS) $(ARGS)
 
 # Installs nothing: the machine's own Python. Without make: python3 -m tests.proof.gpu_proof --out DIR
 gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU shows; results in OUT=dir

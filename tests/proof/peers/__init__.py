@@ -9,5 +9,6 @@ repository: a source archive of the installed version comes by pip, and a source
 
 A test is *lost* if it fails with memstate and passes without. It is also lost if it passes, and memstate gave other
 tokens than the other side's own cache, or left a slot that nobody owns. `lost.txt` has the known losses, with reasons.
-Exits with 1 if the losses are not exactly those, if a test cannot be collected, or if too few tests had memstate inside.
+Exits with 1 if the losses are not exactly those, if a test cannot be collected, or if too few tests had memstate
+inside.
 """

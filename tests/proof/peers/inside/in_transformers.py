@@ -6,11 +6,7 @@ memstate's, and the tokens are compared. Selects the tests of generation, and th
 
 import inspect
 import os
-import sys
 from typing import Any
-
-for name in ("fla", "mamba_ssm", "causal_conv1d", "kernels"):  # Transformers prefers them, and they need a GPU
-    sys.modules[name] = None  # type: ignore[assignment]
 
 import torch
 import transformers.generation.utils as generation

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import tests.proof.peers as package
@@ -19,6 +20,7 @@ from tests.proof.peers.suites import SUITES, Suite
 
 HERE: Final = Path(__file__).parent
 LIMIT: Final = 1500  # seconds of a suite
+PREPARING: Final = Lock()  # two suites can share an archive and packages
 
 Note = Mapping[str, Any]  # what inside/notes.py writes about a test
 
@@ -87,11 +89,13 @@ def run(name: str, suite: Suite) -> list[Note]:
     Raises:
         CannotRun: Its tests or its Python are not there.
     """
-    folder, python = suite.prepare()
+    with PREPARING:
+        folder, python = suite.prepare()
+        extra = packages(suite.plugin, python, suite.pins)
     notes, log = BUILD / f"{name}.notes", BUILD / f"{name}.log"
     notes.parent.mkdir(parents=True, exist_ok=True)
     notes.write_text("")
-    path = os.pathsep.join(map(str, (folder, HERE / "inside", packages(suite.plugin, python, suite.pins), ROOT)))
+    path = os.pathsep.join(map(str, (folder, HERE / "inside", extra, ROOT)))
     variables = {"PYTHONPATH": path, "PEER_NOTES": str(notes), "OMP_NUM_THREADS": "1", **suite.variables}
     # Without the project's own settings of pytest: the markers and warnings of others are theirs.
     options = ["-q", "-c", os.devnull, "--rootdir=.", "-W", "ignore", "--continue-on-collection-errors"]

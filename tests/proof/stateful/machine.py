@@ -532,7 +532,8 @@ class Machine:
         if away is None:
             return ms.Request(name, resume=handle), Start(name), {ms.StaleHandle}
         text = away.rest if told or away.known or (talk and away.rest) else ()
-        start = Start(name, length=len(away.text), shared=away.pages, prompt=text or None, salt=away.salt, parked=away)
+        prompt = text if text or talk else None
+        start = Start(name, length=len(away.text), shared=away.pages, prompt=prompt, salt=away.salt, parked=away)
         start.given, start.talk, start.wants = text, talk, self.wants(snapshot_at, *([len(text)] if text else []))
         faults = self._of_sizes(max(len(text) if size is None else size, start.length), snapshot_at, start)
         tokens, salt = (list(text), away.salt) if text else (None, None)

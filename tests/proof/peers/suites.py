@@ -134,7 +134,7 @@ SUITES: Final[Mapping[str, Suite]] = {
         vllm,
         "in_vllm",
         ["--noconftest", "tests/v1/core/test_scheduler.py", "tests/v1/core/test_async_scheduler.py"],
-        100,
+        110,
         {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
         ["pytest==9.2.0", "iniconfig==2.3.1", "pluggy==1.7.0", "tblib==3.2.2"],
     ),

@@ -140,7 +140,7 @@ class Ending(Verbs):
         users = sequence("bytes", [b""] * len(handles) if user is None else user, 'user=[b""]')
         if not len(handles) == len(named) == len(users) or not all(isinstance(one, bytes) for one in users):
             raise InvalidArgument(f"tokens={shown(tokens)}, user={shown(user)}: expected one for each, user in bytes")
-        sessions = [one for one in handles if isinstance(one, Session)]
+        sessions = [self._sessions.get(one).handle for one in handles if isinstance(one, Session)]
         rows = [self._table.index(one) for one in handles if not isinstance(one, Session)]
         if len(set(handles)) != len(handles):
             raise InvalidArgument(f"a row or session is named twice in {list(handles)}")

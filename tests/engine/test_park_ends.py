@@ -12,6 +12,7 @@ import torch
 
 import memstate as ms
 from memstate.errors import Asleep, LeakFound
+from memstate.requests.handles import Session
 from tests.support.build import on
 from tests.support.parked import OTHER, TEXT, Station, refused, resume, tailed, whole
 from tests.support.planes import LAYOUT
@@ -54,6 +55,7 @@ NAMED: list[tuple[type[Exception], str, Callable[[Refusing], object]]] = [
     (ms.InvalidArgument, "tokens", lambda w: w.mem.park([w.row], [OTHER])),
     (ms.InvalidArgument, "rows or sessions", lambda w: w.mem.park(w.row)),
     (ms.InvalidArgument, "3", lambda w: w.mem.park([3])),
+    (ms.InvalidArgument, "session", lambda w: w.mem.park([w.row, Session([1], 0)])),  # type: ignore[arg-type]
 ]
 
 

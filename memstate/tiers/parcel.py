@@ -67,7 +67,8 @@ def unpack(manifest: bytes, mark: str, salt: Hashable, shared: bytes) -> tuple[P
     """
     if not isinstance(manifest, bytes | bytearray | memoryview):
         raise InvalidArgument(f"a manifest of {type(manifest).__name__}: expected the bytes that a write has made")
-    body, seal = bytes(manifest[:-DIGEST_BYTES]), bytes(manifest[-DIGEST_BYTES:])
+    manifest = bytes(manifest)  # first: a slice of a view counts in entries, which can be wider
+    body, seal = manifest[:-DIGEST_BYTES], manifest[-DIGEST_BYTES:]
     if not len(body) < MOST_BYTES or not compare_digest(digest_of(body, shared), seal):
         raise InvalidArgument(f"{len(manifest)} bytes are no manifest, are damaged, or are sealed with another key=")
     theirs, _, rest = body.partition(b"\0")

@@ -12,6 +12,7 @@ from memstate.requests.handles import Parked
 from memstate.tiers import manager, parcel
 from memstate.tiers.stores.file import FileStore
 from memstate.tiers.travel import Trip
+from memstate.tokens import EMPTY
 from tests.support.build import on
 from tests.support.parked import FILLED, OTHER, ROWS, TEXT, Station, refused, tailed, whole
 from tests.support.planes import LAYOUT
@@ -253,6 +254,17 @@ def test_a_manifest_that_nobody_would_read_is_not_written() -> None:
     refused(here.mem, ms.InvalidArgument, "16777216 at most", lambda: here.below.write(large, tokens))
     assert not shelf.calls
     assert arrive(there, written(here, fits), OTHER[:5]).user == fits.user
+
+
+def test_a_manifest_is_read_from_any_view_of_its_bytes() -> None:
+    """Entries of a view may be wider than a byte. Other views are refused."""
+    there = station(Shelf())
+    empty = len(parcel.pack("", Parked(5, 0, EMPTY), [], b""))
+    manifest = parcel.pack("", Parked(5, 0, EMPTY, bytes(-empty % 8)), [], b"")
+    for view in (bytearray(manifest), memoryview(manifest), memoryview(manifest).cast("Q")):
+        assert parcel.unpack(view, "", None, b"")[0].length == 5  # type: ignore[arg-type]
+    for bad in (memoryview(manifest)[::2], memoryview(b"1").cast("B", []), manifest.hex()):
+        refused(there.mem, ms.InvalidArgument, "manifest", lambda bad=bad: there.below.read(bad))
 
 
 # -- refused ---------------------------------------------------------------------------------------

@@ -211,6 +211,15 @@ def test_the_first_written_go_and_no_more_than_must(url: str, tmp_path: Path) ->
     assert put(store, "exact", record(0, 3200)) is DONE and sum(store.exists(keys(f"n{k}" for k in range(40)))) == 0
 
 
+def test_objects_of_others_among_the_records_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    other = tmp_path / "state" / "terraform.tfstate"
+    other.write_bytes(b"x" * 500)
+    store = Objects(f"file://{tmp_path}", capacity=400)
+    assert store.put(keys("abcdef"), [record(n) for n in range(6)]) == [DONE] * 6
+    assert sum(store.exists(keys("abcdef"))) >= 3 and store.evicted and other.read_bytes() == b"x" * 500
+
+
 def test_two_writers_keep_a_capacity_that_counts_records_alone(proxy: Proxy) -> None:
     """The server lists 1 000 objects at a time, and has others' objects below the same prefix."""
     assert proxy.server.ask("PUT", f"/{BUCKET}/shared/others", b"x" * 9999)[0] == 200
@@ -235,8 +244,9 @@ def test_two_writers_keep_a_capacity_that_counts_records_alone(proxy: Proxy) -> 
         ("", "''"), ("bucket", "'bucket'"), (3, "'3'"), ("s3://", "'s3://'"), ("s3:bucket", "'s3:bucket'"),
         ("s3://a b", "'s3://a b'"), ("https://bucket.s3.amazonaws.com/x", "'https://bucket"), ("file://host/x", "'file://"),
         ("file:x", "'file:x'"), ("memory://x", "'memory://x'"), ("redis://x", "'redis://x'"),
-        ("s3://user:SECRET@bucket/x", r"'s3://\*\*\*bucket/x'"), ("s3://SECRET@bucket", r"'s3://\*\*\*bucket'"),
-        ("az://c/x?sv=1&sig=SECRET", r"'az://c/x\*\*\*'"), ("s3://b/x#SECRET\nSECRET", r"'s3://b/x\*\*\*'"),
+        ("s3://user:SECRET@bucket/x", r"'s3:\*\*\*'"), ("s3://SECRET@bucket", r"'s3:\*\*\*'"),
+        ("s3://me:a/SECRET@bucket/x", r"'s3:\*\*\*'"), ("s3:/me:SECRET@bucket", r"'s3:\*\*\*'"),
+        ("az://c/x?sv=1&sig=SECRET", r"'az:\*\*\*'"), ("s3://b/x#SECRET\nSECRET", r"'s3:\*\*\*'"),
     ],
 )  # fmt: skip
 def test_urls_that_cannot_be_meant_are_refused_without_their_secrets(url: Any, shown: str) -> None:
@@ -253,6 +263,7 @@ def test_urls_that_cannot_be_meant_are_refused_without_their_secrets(url: Any, s
         ({"timeout": 0}, InvalidArgument, "timeout=0: expected seconds"),
         ({"timeout": "1"}, InvalidArgument, "timeout='1': expected seconds"),
         ({"capacity": 0}, InvalidArgument, "capacity"),
+        ({"client_options": None}, ConfigurationError, r"options \['client_options'\]: TypeError; expected options"),
         ({"nonsense": 1}, ConfigurationError, r"memory:///, options \['nonsense'\]: BaseError; expected options"),
     ],
 )

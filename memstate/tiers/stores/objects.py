@@ -23,6 +23,7 @@ from memstate.checks import whole
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.sizes import format_bytes
 from memstate.tiers.stores.base import (
+    RECORD,
     Bytes,
     Outcome,
     faults_of,
@@ -34,14 +35,14 @@ from memstate.tiers.stores.base import (
 
 INSTALL = "pip install '.[objects]' in a checkout of memstate"
 URL = re.compile(r"(?:(?:s3|gs|az)://[\w.-]+|(?:file|memory)://(?=/))(?:/[^?#@]*)?")
-SECRETS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)  # parts of a URL that errors must not show
+SECRETS = re.compile(r"(?<=:).*[?#@].*", re.DOTALL)  # part of a URL that errors must not show
 THREADS = 16  # requests under way at a time: each mostly waits for the server
 KINDS = ("state", "kv", "row")
 PART = 16  # capacity / PART: bytes that are written before the records are listed again
 
 
 class Objects:
-    """A `Store` in a bucket, a container, a folder or this process's memory. Any number of machines may share it.
+    """A `Store` in a bucket, a container or a folder, which any number of machines may share, or in memory of its own.
 
     A call has at most 16 requests under way, and reads take memory for a second copy of these records. If 16 in a row
     fail, the rest of its records fail without a request: a server that says nothing costs a call about twice the
@@ -85,14 +86,15 @@ class Objects:
         self._count, self._room = threading.Lock(), threading.Lock()
         self._pool = ThreadPoolExecutor(THREADS, "memstate-objects")
         told, seconds = sorted(options), timedelta(seconds=timeout)
+        asked = options.pop("client_options", {})
         plain = str(options.get("endpoint", os.environ.get("AWS_ENDPOINT_URL"))).startswith("http://")
-        client = {"connect_timeout": seconds, "allow_http": plain, **options.pop("client_options", {})}
         backoff = {"init_backoff": seconds / 40, "max_backoff": seconds / 4, "base": 2}
         options = {"retry_config": {"max_retries": 3, "retry_timeout": seconds, "backoff": backoff}, **options}
         options |= {"mkdir": True} if url.startswith("file:") else {}
         try:
             self._obstore: Any = importlib.import_module("obstore")
             of = importlib.import_module("obstore.store").from_url
+            client = {"connect_timeout": seconds, "allow_http": plain, **asked}
             # An upload is silence to `read_timeout`. So uploads have none, and another request goes before them.
             self._store = self._uploads = of(url, client_options=client, **options)
             if not url.startswith("memory:"):
@@ -218,13 +220,18 @@ class Objects:
         with self._room:
             if self._left < nbytes:
                 listed = (one for kind in KINDS for part in self._obstore.list(self._store, kind) for one in part)
-                found = sorted((one["last_modified"], one["path"], one["size"]) for one in listed)
+                found = sorted((one["last_modified"], one["path"], one["size"]) for one in listed if _is_record(one))
                 room, freed = max(nbytes, capacity // PART), np.cumsum([0, *(size for *_, size in found)])
                 gone = [path for _, path, _ in found[: int(np.searchsorted(freed, freed[-1] + room - capacity))]]
                 with suppress(FileNotFoundError):  # another process has deleted one of them
                     self._obstore.delete(self._store, gone)
                 self._left, self.evicted = room, self.evicted + len(gone)
             self._left -= nbytes
+
+
+def _is_record(listed: Any) -> bool:
+    """Returns whether a listed object is a record; others may have theirs in state/, such as terraform.tfstate."""
+    return RECORD.fullmatch(listed["path"].replace("/", "-", 1)) is not None
 
 
 def cause_of(error: BaseException) -> str:

@@ -86,7 +86,9 @@ def test_a_slot_has_the_bytes_reckoned_by_hand(name: str) -> None:
     layout = from_config(config)
     assert layout.bytes_per_slot == layers * (2 * bf16 + 4 * fp32)
     assert len(state_layers(config)) == layers and config == CONFIGS[name]
-    assert from_config(SimpleNamespace(**config)) == layout == from_config({"model_type": "vl", "text_config": config})
+    composite = {"model_type": "vl", "text_config": config}
+    assert from_config(SimpleNamespace(**config)) == layout == from_config(composite)
+    assert state_layers(composite) == state_layers(config)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "FLA" not in name and "DeepSeek" not in name])
@@ -120,6 +122,16 @@ test_what_may_be_another_rule_is_refused = refusals(
     (LINEAR | {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}, "gated delta rule .* and Mamba .* one rule"),
     (LINEAR | {"linear_value_head_dim": None}, "for gated delta rule it lacks linear_value_head_dim"),
     (CONFIGS["MiniCPM-SALA"] | {"mixer_types": ["minicpm4", "window"]}, "knows, not window"),
+    (CONFIGS["MiniCPM-SALA"] | {"num_hidden_layers": 2**40}, "num_hidden_layers = 1099511627776: .* at most 65536"),
+    (
+        CONFIGS["Inkling-2-Mini, class defaults"] | {"loop_layer_index_end": 25},
+        "loop_layer_index_end = 25: .* 24 layers",
+    ),
+    (
+        CONFIGS["Inkling-2-Mini, class defaults"] | {"loop_config": {"num_passes": 3}, "loop_num_passes": None},
+        "loop_config = {'num_passes': 3}: expected loop_num_passes",
+    ),
+    (CONFIGS["Bamba-9B-v2"] | {"block_configs": 3}, "block_configs = 3: expected a list with the kind of each layer"),
     (CONFIGS["MiniCPM-SALA"] | {"lightning_nh": 64}, "lightning_nh = 64: expected as many heads of queries as of keys"),
     (CONFIGS["Ling-3.0, a list of layers"] | {"layer_group_size": [1, 0]}, "expected a 0 or 1 for each of 6 layers"),
     (CONFIGS["MiniMax-Text-01"] | {"attn_type_list": [0, 2] * 40}, "a 0 or 1 for each of 80 layers"),
@@ -134,6 +146,12 @@ test_what_may_be_another_rule_is_refused = refusals(
     ),
     (CONFIGS["GLA (FLA)"] | {"use_short_conv": None}, "use_short_conv = None: expected true or false"),
     (CONFIGS["HGRN2 (FLA)"] | {"expand_ratio": 100}, "hidden_size = 2048, expand_ratio = 100: .* a multiple"),
+    (CONFIGS["GLA (FLA)"] | {"expand_k": float("nan")}, "expand_k = nan: expected a number that makes"),
+    (CONFIGS["GLA (FLA)"] | {"expand_v": float("inf")}, "expand_v = inf: expected a number that makes"),
+    (CONFIGS["GLA (FLA)"] | {"num_kv_heads": "4"}, "num_kv_heads = '4': expected a number of 1 or more"),
+    (CONFIGS["LinearAttention (FLA)"] | {"feature_map": "dpfp"}, "feature_map = 'dpfp': .* not make keys longer"),
+    (CONFIGS["RWKV7 (FLA)"] | {"value_dim": [2048, 4096]}, r"value_dim = \[2048, 4096\], .* as many values as keys"),
+    (CONFIGS["RWKV7 (FLA)"] | {"value_dim": 4096}, "value_dim = 4096, hidden_size = 2048: .* as many values as keys"),
     ({"model_type": "mom", "num_heads": 4}, "each token changes only some of its memories"),
     ({"model_type": "path_attn"}, "each token changes all cached keys"),
     (
@@ -199,6 +217,12 @@ def test_a_type_of_ones_own_is_read_with_its_reader(monkeypatch: pytest.MonkeyPa
     register("log_linear_mamba2", planes)
     with pytest.raises(ms.InvalidArgument, match="log_linear_mamba2 without layer_types"):
         from_config(mine | {"model_type": "log_linear_mamba2"})
+    for nonsense in (None, planes, [1], "ab", ms.Plane("ssm", (2,), torch.float32)):
+        register("mine", lambda *_, given=nonsense: given, placement="pure")  # type: ignore[misc]
+        with pytest.raises(
+            ms.InvalidArgument, match=r"planes that the reader of 'mine' returned: .* sequence of Plane"
+        ):
+            from_config(mine)
     for wrong, said in (
         (("mine", 3), "expected the name of a model type and a function"),
         (("", planes), "expected the name of a model type"),

@@ -22,8 +22,6 @@ from memstate.state.presets.readers import kv_heads
 from memstate.state.presets.rules import Rule, attention_layers, placed, rule_of
 from memstate.state.sharding import Part
 
-NESTED: Final = 4  # limit of the levels of nested text models; real configurations have one or two
-TEXT: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # fields that hold a nested text model
 DTYPE: Final = ("dtype", "torch_dtype")  # "torch_dtype" before transformers 5.0
 SSM_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")  # dtype in which engines keep states
 SSM_DTYPES: Final = (*FLOATS, *NUMBERS)
@@ -207,11 +205,7 @@ def _text_model(config: object) -> tuple[Fields, Rule, torch.dtype, torch.dtype 
     Raises:
         InvalidArgument: the rule of the model is not known, or a dtype is invalid.
     """
-    fields = Fields.of(config)
-    dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE, among=SSM_DTYPES)
-    for _ in range(NESTED):
-        if (text := next((text for name in TEXT if (text := fields.get(name)) is not None), None)) is None:
-            break
-        fields = Fields(text)  # without a dtype, a nested configuration has that of the outer one
+    dtype = engines = None
+    for fields in Fields.of(config).levels():  # without a dtype, a nested configuration has that of the outer one
         dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE, among=SSM_DTYPES) or engines
     return fields, rule_of(fields), dtype or torch.bfloat16, engines

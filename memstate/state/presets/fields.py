@@ -4,15 +4,19 @@ A configuration is an object with attributes, a config.json as a dict, or the pa
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from math import inf
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
+
+NESTED: Final = 4  # limit of the levels of nested text models; real configurations have one or two
+TEXT: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # fields that hold a nested text model
 
 
 class Fields:
@@ -42,6 +46,16 @@ class Fields:
         """
         return cls(_loaded(fspath(config)) if isinstance(config, str | PathLike) else config)
 
+    def levels(self) -> "Iterator[Fields]":
+        """Yields the configuration, and then each text model nested in it; the last one is the model."""
+        fields = self
+        for _ in range(NESTED):
+            yield fields
+            if (text := next((text for name in TEXT if (text := fields.get(name)) is not None), None)) is None:
+                return
+            fields = Fields(text)
+        yield fields
+
     def get(self, path: str) -> Any:
         """Returns a field, None if the configuration lacks it."""
         value: Any = self.config
@@ -65,7 +79,7 @@ class Fields:
         """Returns a size times a field that may be a fraction, such as expand_v = 1.5. Raises: InvalidArgument."""
         value = self.get(factor)
         total = size * value if isinstance(value, int | float) and not isinstance(value, bool) else 0
-        if total < 1 or total != round(total):
+        if not 1 <= total < inf or total % 1:
             raise self.refused(factor, expected=f"a number that makes {size} another whole number")
         return round(total)
 

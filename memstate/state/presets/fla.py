@@ -27,7 +27,8 @@ class Sizes(NamedTuple):
 def sizes(fields: Fields) -> Sizes:
     """Returns the sizes of a layer, from the sizes of a head or from those of all heads. Raises: InvalidArgument."""
     heads = fields.number("num_heads")
-    key_heads, value_heads = (fields.get(name) or heads for name in ("num_kv_heads", "num_v_heads"))
+    given = ("num_kv_heads", "num_v_heads")
+    key_heads, value_heads = (heads if fields.get(name) is None else fields.number(name) for name in given)
     if fields.get("head_dim") is not None:
         key = fields.number("head_dim")
         return Sizes(heads, key_heads, value_heads, key, fields.scaled(key, "expand_v"))
@@ -82,6 +83,8 @@ def mesa(fields: Fields, _: int) -> LayerState:
 def attention(fields: Fields, _: int, *, short: bool = True) -> LayerState:
     """Reads linear attention with or without gates; some models never have short convolutions."""
     heads, key_heads, _, key, value = sizes(fields)
+    if fields.get("feature_map") in ("hedgehog", "dpfp"):
+        raise fields.refused("feature_map", expected="a map that does not make keys longer")
     parts = Part("q", heads, key), Part("k", key_heads, key), Part("v", key_heads, value)
     return families.linear(heads, key, value, *(windows(fields, *parts) if short else ()))
 

@@ -10,6 +10,7 @@ from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
 from memstate.state.presets.fields import Fields
 
+MOST: Final = 2**16  # layers of a model, and runs of a layer, at most: a wrong number must not take all memory
 STATE, ATTENDS, BOTH, NEITHER = "holds state", "attends", "holds state and attends", "neither"
 Roles = tuple[str, ...]  # the role of each layer, one of the four above
 # What a rule knows of the layers of its models. "listed": only a list says it. "pure": without a list, all hold state.
@@ -52,8 +53,14 @@ def _of_kinds(fields: Fields, name: str) -> Roles:
     unknown = sorted(set(named) - KINDS.keys())
     if unknown:
         raise fields.refused(name, expected=f"kinds of layers that memstate knows, not {', '.join(unknown)}")
+    if fields.get("loop_config") is not None and fields.get("loop_num_passes") is None:
+        raise fields.refused("loop_config", expected="loop_num_passes and loop_layer_index_start and _end instead")
     if fields.get("loop_num_passes") is not None:  # some layers run several times, each time with a state of its own
         start, end = fields.number("loop_layer_index_start"), fields.number("loop_layer_index_end")
+        if not start < end <= len(named):
+            raise fields.refused(
+                "loop_layer_index_start", "loop_layer_index_end", expected=f"some of {len(named)} layers"
+            )
         named += named[start:end] * (fields.number("loop_num_passes") - 1)
     return tuple(KINDS[kind] for kind in named)
 
@@ -69,7 +76,7 @@ def _of_numbers(fields: Fields, name: str, state: int) -> Roles:
 def _of_kimi(fields: Fields, name: str) -> Roles:
     """Reads a list that counts from 1; without `num_hidden_layers`, its largest layer is the last."""
     total, attention = fields.get("num_hidden_layers"), "linear_attn_config.full_attn_layers"
-    known = range(1, 1 + (2**31 if total is None else fields.number("num_hidden_layers")))
+    known = range(1, 1 + (MOST if total is None else fields.number("num_hidden_layers")))
     state = fields.numbers(name, known)
     both = set(state) & set(fields.numbers(attention, known)) if fields.get(attention) is not None else set()
     if both:
@@ -184,6 +191,9 @@ def roles(fields: Fields, placement: Placement = "listed") -> Roles:
     Raises:
         InvalidArgument: the configuration has no such list, or the list contradicts num_hidden_layers.
     """
+    for name in ("num_hidden_layers", "loop_num_passes"):
+        if fields.get(name) is not None and fields.number(name) > MOST:
+            raise fields.refused(name, expected=f"at most {MOST}")
     says = next((name for name in READINGS if fields.get(name) is not None), None)
     entries = fields.get(says) if says in ONE_EACH and fields.get("num_hidden_layers") is not None else None
     if isinstance(entries, list | tuple | str) and len(entries) != fields.number("num_hidden_layers"):

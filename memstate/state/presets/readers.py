@@ -4,7 +4,7 @@ A missing field is an error and never a default, because a wrong layout is worse
 the number of a layer with state, and the names of its fields as `memstate.state.presets.rules` has them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import lcm, prod
 
@@ -60,8 +60,9 @@ def gated_delta(fields: Fields, layer: int, *names: str, by_key: bool = False) -
     key_heads, value_heads, *_ = names
     fields.require_multiple(value_heads, key_heads)
     kept = families.delta_rule(*map(fields.number, names), by_key=by_key)
-    total = fields.get("num_hidden_layers")
-    if not fields.get("ple_layer_ids") or layer + 1 not in fields.numbers("ple_layer_ids", range(1, total + 1)):
+    if not fields.get("ple_layer_ids"):
+        return kept
+    if layer + 1 not in fields.numbers("ple_layer_ids", range(1, fields.number("num_hidden_layers") + 1)):
         return kept
     before, channels = fields.number("ngram_size") - 1, fields.number("hc_count") * fields.number("hidden_size")
     inputs = Plane("conv", (channels, (fields.number("ple_conv_kernel_size") - 1) * (before + 1)), OF_MODEL)
@@ -103,7 +104,9 @@ def mamba2(
     missing if the class does not require that: heads of Nemotron-H are not expand * hidden_size channels.
     """
     if blocks := fields.get("block_configs"):
-        own, every = dict(enumerate(blocks)).get(layer, {}), (heads, dim, groups, state, width, *wide)
+        kinds(fields, "block_configs")  # refuses what is no list of blocks
+        block, every = dict(enumerate(blocks)).get(layer), (heads, dim, groups, state, width, *wide)
+        own = block if isinstance(block, Mapping) else {}
         fields = Fields({name: own.get(name, fields.get(name)) for name in ("model_type", *every)})
     count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
     fields.require_multiple(heads, groups)
@@ -233,7 +236,11 @@ def shifted(fields: Fields, hidden: str, heads: int, key: int, value: int) -> La
 def rwkv7(fields: Fields, _: int, hidden: str, dim: str) -> LayerState:
     """Reads RWKV-7, https://arxiv.org/abs/2503.14456, with the fields of flash-linear-attention."""
     fields.require_multiple(hidden, dim)
-    size = fields.number(dim)
+    size, values = fields.number(dim), fields.get("value_dim")  # one number, or one for each layer
+    if any(
+        each not in (None, fields.get(hidden)) for each in (values if isinstance(values, list | tuple) else [values])
+    ):
+        raise fields.refused("value_dim", hidden, expected="as many values as keys")
     heads = fields.number(hidden) // size
     kept = shifted(fields, hidden, heads, size, size)
     return kept._replace(rings=(*[tails.of_window(kept.planes[0])] * 2, tails.of_generalized_rule(heads, size)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple, get_args
 
+from memstate.checks import items
 from memstate.errors import InvalidArgument
 from memstate.logs import event, logger
 from memstate.state.layout import Plane
@@ -148,7 +149,8 @@ def register(
             list, all. "every": all, and a list says which also attend. "beside": all, and all attend.
 
     Raises:
-        InvalidArgument: the type is not a text, the reader cannot be called, or there is no such placement.
+        InvalidArgument: the type is not a text, the reader cannot be called, or there is no such placement. From
+            `from_config`: the reader returned something else than planes; what it raises itself comes unchanged.
 
     Example:
         >>> import torch
@@ -165,7 +167,8 @@ def register(
         raise InvalidArgument(f"register({model_type!r}, {reader!r}): expected the name of a model type and a function")
     if placement not in get_args(Placement):
         raise InvalidArgument(f"placement {placement!r}: expected {' or '.join(get_args(Placement))}")
-    OF_TYPE[model_type] = Rule(model_type, lambda *given: LayerState(tuple(reader(*given))), "", placement)
+    what = f"planes that the reader of {model_type!r} returned:"
+    OF_TYPE[model_type] = Rule(model_type, lambda *given: LayerState(items(what, reader(*given), Plane)), "", placement)
 
 
 def found(fields: Fields) -> Rule | None:
@@ -213,7 +216,7 @@ def state_layers(config: object) -> tuple[int, ...]:
     """Returns which layers of a configuration hold state, from any list of layers that it may have.
 
     Args:
-        config: a configuration object of transformers, a config.json as a dict, or the path of a config.json.
+        config: the configuration, as in `from_config`.
 
     Returns:
         The numbers of these layers in the model, from 0. A layer that runs several times counts as often.
@@ -221,7 +224,7 @@ def state_layers(config: object) -> tuple[int, ...]:
     Raises:
         InvalidArgument: the configuration has no such list, or the list contradicts num_hidden_layers.
     """
-    fields = Fields.of(config)
+    *_, fields = Fields.of(config).levels()
     return with_roles(placed(fields, found(fields)), STATE, BOTH)
 
 

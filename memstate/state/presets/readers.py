@@ -236,10 +236,9 @@ def shifted(fields: Fields, hidden: str, heads: int, key: int, value: int) -> La
 def rwkv7(fields: Fields, _: int, hidden: str, dim: str) -> LayerState:
     """Reads RWKV-7, https://arxiv.org/abs/2503.14456, with the fields of flash-linear-attention."""
     fields.require_multiple(hidden, dim)
-    size, values = fields.number(dim), fields.get("value_dim")  # one number, or one for each layer
-    if any(
-        each not in (None, fields.get(hidden)) for each in (values if isinstance(values, list | tuple) else [values])
-    ):
+    size, given = fields.number(dim), fields.get("value_dim")
+    values = given if isinstance(given, list | tuple) else [given]  # one number for all layers, or one for each
+    if any(each not in (None, fields.number(hidden)) for each in values):
         raise fields.refused("value_dim", hidden, expected="as many values as keys")
     heads = fields.number(hidden) // size
     kept = shifted(fields, hidden, heads, size, size)

@@ -19,7 +19,7 @@ from memstate.state.presets.layers import COMPRESSED, attending, compressors, ki
 from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
-LEAST = torch.tensor(-1e30).item()  # exponent of a sum without tokens, as fp32 holds it
+LEAST = torch.tensor(-1e30, device="cpu").item()  # exponent of a sum without tokens, as fp32 holds it
 Reader = Callable[..., LayerState]  # (fields, number of a layer with state, names of fields ..) -> its state
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import FAMILIES, FP32_ONLY, tiny
+from tests.support.tiny_models import COPIES, FAMILIES, FP32_ONLY, tiny
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
@@ -29,12 +29,6 @@ from tests.integrations.servers import hooked, raising
 
 PROMPT = torch.tensor([[5, 17, 40, 9, 33, 71, 8], [60, 4, 12, 88, 23, 51, 30]])
 BOUND = 1e-5  # allowed difference, as a part of the largest logit
-COPIES = (
-    "qwen4_exp_text",
-    "zaya",
-    "inkling2_text",
-    "inkling2_loop_text",
-)  # families whose layers compute on states without a kernel
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
 
 

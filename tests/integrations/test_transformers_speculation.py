@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import FAMILIES, small, tiny
+from tests.support.tiny_models import COPIES, FAMILIES, small, tiny
 from tests.support.tiny_served import TEXT, managed
 
 pytest.importorskip("transformers")
@@ -26,12 +26,6 @@ PROMPTS = (TEXT[:19], TEXT[:9], [11, 12])
 GUESSING = {**SPECULATING, "tracking": ms.Redirect(every=8)}
 # families whose scans start from zeros
 SINGLE = [family for family in FAMILIES if family in ("zamba", "mamba", "falcon_mamba", "jamba")]
-COPIES = (
-    "qwen4_exp_text",
-    "zaya",
-    "inkling2_text",
-    "inkling2_loop_text",
-)  # families whose layers compute on states without a kernel
 FORMS = [(family, "gathered") for family in FAMILIES if family not in SINGLE]
 FORMS += [(family, "slots") for family, _ in FORMS if family not in COPIES]
 # A model whose states do not depend on attention. Its sizes fill whole vectors, as torch rounds remainders differently

@@ -117,6 +117,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 
 FP32_ONLY: Final = ("inkling2_text", "inkling2_loop_text")  # families that cannot run in 16 bits, even without memstate
+# families whose layers compute on states without a kernel
+COPIES: Final = ("qwen4_exp_text", "zaya", "inkling2_text", "inkling2_loop_text")
 
 # Families whose cache layers keep states as attributes. `manager` refuses them; one test puts their states on slots.
 BY_HAND: Final[Mapping[str, Mapping[str, Any]]] = {

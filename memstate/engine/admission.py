@@ -445,6 +445,7 @@ class Admission(Verbs):
             why = f"the {known.tokens} tokens that the parked request knows come first, and its salt is the same"
             raise InvalidArgument(f"request {request.id!r} with {prompt.tokens} tokens: {why}")
         start.prompt = known if request.tokens is None else prompt._replace(salt=known.salt)
+        start.prompt = start.prompt._replace(kind=request.kind or known.kind)
         start.tokens = max(start.tokens, parked.length)
         start.source = Source(parked.length, (), pages, parked)
         if request.session is not None:

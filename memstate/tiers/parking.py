@@ -13,7 +13,7 @@ import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from secrets import token_bytes
 
 from memstate import logs
@@ -157,8 +157,8 @@ class ParkedRequests:
         """
         due, parts = Due(list), [part for one in leaving.values() for part in one]
         self._of.update(leaving.items())
-        self.above |= (left := self._lower(parts, due))
-        for part in left:
+        for part in self._lower(parts, due):
+            self.above[part] = None
             self._allocator.share([part.index])
         registers = [part.index for part in parts if part.of is self._host.of_states]
         self._host.fill(due, registers, behind=True)
@@ -195,22 +195,22 @@ class ParkedRequests:
                     self._allocator.release([part.index])
 
     def advance(self) -> None:
-        """Copies KV pages that are still on the device, as far as there is room, those of the oldest request first.
+        """Copies KV pages that are still on the device, those of the oldest request first, up to one without room.
 
         Call it only while no forward is planned and not launched.
 
         Syncs: no.
         """
-        due, before = Due(list), self.above
-        self.above = self._lower(before, due)
-        for part in before:
-            if part.entry is not None:
-                self._allocator.release([part.index])
+        due = Due(list)
+        next(self._lower(self.above, due), None)
+        for part in list(takewhile(lambda part: part.entry is not None, self.above)):
+            del self.above[part]
+            self._allocator.release([part.index])
         self._host.fill(due, ())
 
-    def _lower(self, parts: Iterable[Part], due: Due) -> dict[Part, None]:
-        """Gives parts their records, as far as there is room. Adds the copies that this takes. Returns the others."""
-        left, room = dict[Part, None](), {of: of.transfers.room for of in self._host.sets}
+    def _lower(self, parts: Iterable[Part], due: Due) -> Iterator[Part]:
+        """Gives parts their records, and adds the copies that this takes. Yields those for which there is no room."""
+        room = {of: of.transfers.room for of in self._host.sets}
         for part in parts:
             cache, copies = part.of.cache, due[part.of]
             if part.key and (entry := cache.get(part.key)) is not None:
@@ -220,8 +220,7 @@ class ParkedRequests:
                 cache.pin(entry := self._claim(part, part.key))  # until the bytes have arrived
                 copies.append((part.index, entry))
             else:
-                left[part] = None
-        return left
+                yield part
 
     def _claim(self, part: Part, key: bytes) -> CachedRecord:
         """Claims a record for a part. Without a key, only this request has it."""

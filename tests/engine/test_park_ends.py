@@ -201,6 +201,14 @@ def test_figures_inspections_and_audits_name_parked_requests() -> None:
     at.finish()
 
 
+def test_a_parked_request_keeps_its_kind_until_another_is_named() -> None:
+    at = Station()
+    (parked,) = at.park(*at.admit(TEXT[:9], kind="chat"))
+    for given, kind in (({"tokens": TEXT[:12]}, "chat"), ({"kind": "tool"}, "tool"), ({}, "tool")):
+        (parked,) = at.mem.park(at.mem.admit([ms.Request("r", resume=parked, **given)]))
+        assert parked.prompt.kind == kind
+
+
 def test_B85_a_handle_that_nobody_keeps_keeps_its_records() -> None:
     at = Station()
     at.park(*at.start(TEXT[:9]))

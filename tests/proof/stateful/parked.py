@@ -79,10 +79,13 @@ class Parking:
         if any(map(any, (one.pages for one in self.away))) and not self.model.fencing:
             due = Due()
             for one in self.away:
-                self._lower(one, due)
+                self._lower(one, due, in_turn=True)
+                if any(one.pages):
+                    break
             self._fill(due, ())
 
-    def _lower(self, one: Away, due: Due) -> None:
+    def _lower(self, one: Away, due: Due, in_turn: bool = False) -> None:
+        """Copies pages that have no record. in_turn: behind one without room, no other is looked at."""
         shelf, freed = self.below.pages, []
         for at, page in enumerate(one.pages):
             key = one.keys[at] if at < len(one.keys) else None
@@ -93,6 +96,8 @@ class Parking:
                 one.items.append((shelf, at, item))
             elif shelf.free or shelf.loose:
                 self._claim(shelf, one, at, page, (at + 1) * self.below.settings.page_size, due, key)
+            elif in_turn:
+                break
             else:
                 continue
             one.pages[at] = 0

@@ -190,11 +190,14 @@ def test_an_insertion_that_a_policy_ends_leaves_all_ids_to_sglang() -> None:
     assert world.tree.all_values_flatten().numel() == world.tree.all_mamba_values_flatten().numel() == 0
 
 
-def test_tiers_that_are_switched_on_later_are_refused_by_name() -> None:
+def test_what_a_core_of_sglang_has_and_ours_lacks_is_refused_by_name() -> None:
     tree = World(1).tree.tree_core
-    for switch in (tree.set_hicache_enabled, tree.set_host_memory_buffer_only):
-        with pytest.raises(ms.ConfigurationError, match="has no HiCache"):
-            switch()
+    lacks = [name for name in dir(core.UnifiedTreeCoreInterface) if name not in {*dir(tree), "__abstractmethods__"}]
+    assert {"set_hicache_enabled", "set_host_memory_buffer_only", "walk_for_kv_canary"} <= set(lacks)
+    for name in lacks:
+        with pytest.raises(ms.ConfigurationError, match=f"has no {name}, which HiCache"):
+            getattr(tree, name)
+    assert not hasattr(tree, "nonesuch")
 
 
 def test_each_tree_gets_policies_of_its_own_from_one_setting() -> None:

@@ -29,7 +29,11 @@ from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import FreeComponentDeviceSlot, FreeDeviceKV
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import EvictDeviceNextNodeResult, InsertStepResult
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
+    EvictDeviceNextNodeResult,
+    InsertStepResult,
+    UnifiedTreeCoreInterface,
+)
 from sglang.srt.runtime_context import get_memory, mamba_checkpoint_grid
 from torch import Tensor
 
@@ -128,11 +132,14 @@ class TreeCore:
         self._nothing = torch.empty(0, dtype=torch.int64, device=self.device)
         self.reset()
 
-    def set_hicache_enabled(self) -> None:
-        """Raises ConfigurationError: this core has no tiers that could be switched on later."""
-        raise ConfigurationError("memstate's tree core has no HiCache: leave that off, or the core (SGLang's own tree)")
-
-    set_host_memory_buffer_only = set_hicache_enabled
+    def __getattr__(self, name: str) -> Any:
+        """Refuses by name what a core of SGLang has for HiCache and other features that can be switched on later."""
+        if hasattr(UnifiedTreeCoreInterface, name):
+            raise ConfigurationError(
+                f"memstate's tree core has no {name}, which HiCache and tools of SGLang use: "
+                "leave them off, or the core (SGLang's own tree)"
+            )
+        raise AttributeError(f"TreeCore has no attribute {name!r}")
 
     def reset(self) -> None:
         """Forgets all prefixes."""

@@ -26,7 +26,10 @@ from memstate.kernels.dispatch import OPS
 
 Clock = dict["Stream", int]
 HOST = torch.device("cpu")
-QUIET = ("__get__", "view", "reshape", "detach", "numel", "dim", "size", "stride", "is_contiguous", "__getitem__")
+QUIET = (  # they read and write no bytes of a tensor
+    "__get__", "view", "reshape", "detach", "numel", "dim", "size", "stride", "is_contiguous", "__getitem__", "__len__",
+    "data_ptr", "element_size", "storage_offset", "is_neg", "is_conj", "empty", "empty_like",
+)  # fmt: skip
 
 
 def joined(*clocks: Clock) -> Clock:
@@ -96,8 +99,6 @@ class Stream:
     def _wait(self, clock: Clock) -> None:
         CUDA.waits.append(self)
         self.clock = joined(self.clock, clock)
-        if self not in CUDA.lagging:
-            CUDA.do(clock)
 
     def synchronize(self) -> None:
         CUDA.host = joined(CUDA.host, self.clock)
@@ -162,14 +163,20 @@ class FakeCuda:
         for stream, number in clock.items():
             queue = self.lagging.get(stream, deque())
             while queue and queue[0][0].number <= number:
-                queue.popleft()[1]()
+                self._run(queue)
 
     def advance(self, stream: Stream, most: int) -> None:
         """Runs at most `most` pieces of work of a lagging stream, and lets the host know that they have run."""
         for _ in range(min(most, len(self.lagging[stream]))):
-            work, call = self.lagging[stream].popleft()
-            call()
+            work = self._run(self.lagging[stream])
             self.host = joined(self.host, work.clock, {stream: work.number})
+
+    def _run(self, queue: deque[tuple[Work, Callable[[], Any]]]) -> Work:
+        """Runs the next work of a lagging stream, after all work of others for which it waits."""
+        work, call = queue.popleft()
+        self.do(work.clock)
+        call()
+        return work
 
     @contextmanager
     def device(self, device: "torch.device | int") -> Iterator[None]:
@@ -265,29 +272,30 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
 
     with torch._C.DisableTorchFunctionSubclass():
         plain, named = tree_map(below, (tuple(args), kwargs))
+    place = to if to is not None else inside[0].device if inside else HOST
+    busy = inside[0].device if inside else place
+    stream = CUDA.current_stream(busy) if busy.type == "cuda" and name not in QUIET else None
+    blocks = name in ("tolist", "item") or (inside and place.type == "cpu")
+    blocks = blocks or (name == "copy_" and len(inside) < 2 and not named.get("non_blocking"))
+    if stream is not None:
+        work = CUDA.give(name, stream)
+        if name == "copy_" and stream in CUDA.lagging:
+            assert not blocks, "a blocking copy waits for the device"
+            CUDA.lagging[stream].append((work, lambda: func(*plain, **named)))
+            return args[0]
+        CUDA.do(work.clock)
+        if blocks:
+            CUDA.host = joined(CUDA.host, stream.clock)
+    with torch._C.DisableTorchFunctionSubclass():
         if named.get("pin_memory"):
             CUDA.pinned_on.append(CUDA.current)
             named["pin_memory"] = False
         if to is not None:  # the function makes or copies a tensor: do it in host memory
             plain = tuple(HOST if is_device(x) else x for x in plain)
             named |= {"device": HOST} if "device" in named else {}
-        late = CUDA.lagging.get(CUDA.current_stream(inside[0].device)) if inside and name == "copy_" else None
-        if late is not None:
-            assert len(inside) > 1 or named.get("non_blocking"), "a blocking copy waits for the device"
-            work = CUDA.give(name, CUDA.current_stream(inside[0].device))
-            late.append((work, lambda: func(*plain, **named)))
-            return args[0]
         made = func(*plain, **named)
         if name in ("to", "cpu", "as_tensor") and to is not None and plain and made is plain[0]:
             made = made.clone() if args[0].device != to else made  # a transfer to another device is a copy
-    place = to if to is not None else inside[0].device if inside else HOST
-    busy = inside[0].device if inside else place
-    if busy.type == "cuda" and name not in QUIET:
-        stream = CUDA.current_stream(busy)
-        CUDA.give(name, stream)
-        mixed = len(inside) < 2 and name == "copy_" and not named.get("non_blocking")
-        if mixed or name in ("tolist", "item") or (inside and place.type == "cpu"):
-            CUDA.host = joined(CUDA.host, stream.clock)
     if plain and made is plain[0]:
         return args[0]  # an operation in place
     return tree_map(lambda x: placed(x, place) if type(x) is torch.Tensor else x, made)
@@ -339,6 +347,7 @@ def launching(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         work = CUDA.launch(name)
         if work.stream in CUDA.lagging:
             return CUDA.lagging[work.stream].append((work, lambda: run(work, args, kwargs)))
+        CUDA.do(work.clock)
         return run(work, args, kwargs)
 
     def run(work: Work, args: Any, kwargs: dict[str, Any]) -> Any:

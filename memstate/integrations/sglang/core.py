@@ -134,12 +134,11 @@ class TreeCore:
 
     def __getattr__(self, name: str) -> Any:
         """Refuses by name what a core of SGLang has for HiCache and other features that can be switched on later."""
-        if hasattr(UnifiedTreeCoreInterface, name):
-            raise ConfigurationError(
-                f"memstate's tree core has no {name}, which HiCache and tools of SGLang use: "
-                "leave them off, or the core (SGLang's own tree)"
-            )
-        raise AttributeError(f"TreeCore has no attribute {name!r}")
+        if not hasattr(UnifiedTreeCoreInterface, name):
+            raise AttributeError(f"TreeCore has no attribute {name!r}")
+        raise ConfigurationError(
+            f"memstate's tree core has no {name}: leave HiCache, or what needs it, off, or the core"
+        )
 
     def reset(self) -> None:
         """Forgets all prefixes."""

@@ -1,0 +1,111 @@
+"""Random programs of parks, saves and loads on a fake device (`tests/support/fake_cuda.py`), whose streams lag behind.
+
+A stream that lags runs its work when somebody waits for it, or when the program says so. Each step checks the bytes
+that it reads. So a wait that is missing between two streams gives wrong bytes.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+
+import memstate as ms
+from tests.support.fake_cuda import FakeCuda, fake_cuda
+from tests.support.parked import OTHER, TEXT, Station
+from tests.support.tiered_small import PAGE
+
+DEVICE = "cuda:1"
+TRACKING = [ms.NoTracking(), ms.Redirect(PAGE), ms.PingPong(PAGE), ms.LazyPingPong(PAGE)]
+
+
+@pytest.fixture
+def poison() -> None:
+    """Does nothing: poison reads the device, so that the host would wait."""
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    monkeypatch.setattr("memstate.tiers.sizing.KV_STAGING", 0)
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
+
+
+class Program:
+    """Makes random calls on a station while some streams lag: that of the caller, those of copies, or all of them."""
+
+    def __init__(self, cuda: FakeCuda, rng: random.Random, tracking: ms.Tracking) -> None:
+        tiers = {
+            "staging": rng.choice((2, 4)),
+            "write": rng.choice(("back", "through")),
+            "host_slots": rng.choice((4, 8)),
+        }
+        self.at = Station(tiers, DEVICE, tracking=tracking, overlap=rng.random() < 0.5, pages=40)
+        self.cuda, self.rng, self.mem = cuda, rng, self.at.mem
+        streams = [stream for each in self.at.below.host.sets for stream in each.transfers._streams]
+        self.late = rng.sample([cuda.current_stream(1), *streams], rng.randint(2, 1 + len(streams)))
+        cuda.lag(*self.late)
+
+    def some(self, kind: type) -> list:
+        found = [one for one in self.at.text if isinstance(one, kind)]
+        return self.rng.sample(found, self.rng.randint(min(1, len(found)), len(found)))
+
+    def admit(self) -> None:
+        self.at.admit(self.rng.choice((TEXT, OTHER))[: self.rng.randint(1, 20)])
+
+    def step(self) -> None:
+        if rows := self.some(ms.Row):
+            self.at.step(rows, self.rng.randint(1, 4))
+
+    def park(self) -> None:
+        if rows := [row for row in self.some(ms.Row) if self.mem.info(row).length]:
+            self.at.park(*rows, known=self.rng.random() < 0.5)
+
+    def resume(self) -> None:
+        if parked := self.some(ms.Parked):
+            rows = self.mem.admit([ms.Request("again", resume=one) for one in parked])
+            self.at.text.update(zip(rows, [self.at.text.pop(one) for one in parked], strict=True))
+
+    def end(self) -> None:
+        for row in self.some(ms.Row)[:1]:
+            self.mem.end([row], keep="cache", tokens=[self.at.text.pop(row)])
+
+    def evict(self) -> None:
+        self.mem.prefix.evict_states(2)  # type: ignore[union-attr]
+        self.mem.prefix.evict_pages(8)  # type: ignore[union-attr]
+
+    def poll(self) -> None:
+        self.mem.poll()
+
+    def land(self) -> None:
+        self.cuda.advance(self.rng.choice(self.late), self.rng.randint(1, 4))
+
+    def run(self, calls: int) -> None:
+        usual = [self.admit, self.step, self.step, self.park, self.resume, self.end, self.evict, self.poll, self.land]
+        for call in self.rng.choices([*usual, self.at.scribble], k=calls):
+            with suppress(ms.OutOfSlots, ms.OutOfRows, ms.OutOfPages, ms.OutOfRecords):
+                call()
+        self.at.look(*(one for one in self.at.text if isinstance(one, ms.Row)))
+        self.at.finish()
+
+
+@pytest.mark.parametrize("tracking", TRACKING, ids=repr)
+def test_streams_of_any_speed_move_the_right_bytes(
+    cuda: FakeCuda, generator: torch.Generator, tracking: ms.Tracking
+) -> None:
+    Program(cuda, random.Random(f"{generator.initial_seed()} {tracking}"), tracking).run(calls=120)
+
+
+def test_a_load_runs_behind_the_saves_that_it_waits_for(cuda: FakeCuda) -> None:
+    at = Station({"staging": 4}, DEVICE)
+    (row,) = at.start(TEXT[:5])
+    down, up = zip(*(each.transfers._streams for each in at.below.host.sets), strict=True)
+    cuda.lag(*down, *up)
+    (parked,) = at.park(row)
+    (again,) = at.mem.admit([ms.Request("again", resume=parked)])
+    at.text[again] = at.text.pop(parked)
+    for stream in up:
+        cuda.advance(stream, 99)
+    assert not any(cuda.lagging.values())
+    at.look(again)

@@ -102,7 +102,9 @@ class Front:
             self.heard[place] = time.monotonic()
             getattr(self, f"hear_{kind}")(place, *given)
         if not self.lines and not self.left:
-            raise SystemExit("no process is left: see above")
+            for process in self.processes.values():
+                process.join()
+            raise SystemExit(f"no process is left; they are {list(self.processes.values())}")
         fit = [at for at in self.lines if time.monotonic() < self.heard[at] + self.patience]
         for name in self.runs():
             if self.owners[name].place not in fit and name not in self.paused and fit:

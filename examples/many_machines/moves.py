@@ -1,6 +1,7 @@
 """Moves requests that run between two processes on this machine, and compares them with undisturbed runs.
 
 python examples/many_machines/moves.py FOLDER                      # the store is a folder
+python examples/many_machines/moves.py s3://bucket/prefix          # the store is a bucket, or gs:// or az://
 python examples/many_machines/moves.py mooncake://127.0.0.1:50051  # the store is memory of the processes
 
 1. Prefill there, decode here: the first process computes prompts, the second one the answers.
@@ -78,4 +79,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
     main(sys.argv[1:])

@@ -31,6 +31,8 @@ def together(place: str, *works: tuple) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         together(sys.argv[1], (first_process,), (second_process,))
         ranks = ((rank_of_two, f"{folder}/meeting", rank) for rank in range(2))

@@ -442,7 +442,7 @@ class Admission(Verbs):
             raise InvalidArgument(f"request {request.id!r}: {parked.pending} tokens in a tail, Forward(tail={tail})")
         other = request.tokens is not None and prompt.key[: len(known.key)] != known.key
         if other or request.salt not in (None, known.salt):
-            why = f"the {known.tokens} tokens that the parked request knows come first, and its salt is the same"
+            why = f"let the {known.tokens} tokens that the parked request knows come first, and give its salt or none"
             raise InvalidArgument(f"request {request.id!r} with {prompt.tokens} tokens: {why}")
         start.prompt = known if request.tokens is None else prompt._replace(salt=known.salt)
         start.prompt = start.prompt._replace(kind=request.kind or known.kind)

@@ -132,7 +132,8 @@ class Ending(Verbs):
     ) -> list[Parked]:
         """See `StateManager.park`."""
         if self._tiers is None or self._cache.below is None:
-            raise ConfigurationError("requests are parked in host memory: build the manager with tiers=ms.Tiers(...)")
+            why = "build the manager with tiers=ms.Tiers(...), and do not close it before"
+            raise ConfigurationError(f"requests are parked in host memory: {why}")
         if self._tiers.settings.int8:
             raise ConfigurationError("park with Tiers(int8=): a parked state must be exact, and these records are not")
         handles = sequence("rows or sessions", handles, "park([row])")
@@ -389,7 +390,8 @@ class Ending(Verbs):
             InvalidArgument: a row is a turn of a session.
         """
         if turns := [row for row in rows if row in self._sessions.by_row]:
-            raise InvalidArgument(f"rows {turns} are turns of sessions: use keep='cache' with tokens=[...]")
+            why = "end them with keep='cache' and tokens=[...]; an idle session can be parked"
+            raise InvalidArgument(f"rows {turns} are turns of sessions: {why}")
 
     def free(
         self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[Key] | None, how: str

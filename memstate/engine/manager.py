@@ -719,7 +719,7 @@ class StateManager(NotCopied, Shown):
         """
         self._enter()
         if type(snapshots) is not list:
-            snapshots = sequence("snapshots", snapshots, "[snapshot]")
+            snapshots = sequence("snapshots or parked requests", snapshots, "[snapshot]")
         parked = [one for one in snapshots if isinstance(one, Parked)]
         states, registers = self._holdings.droppable([one for one in snapshots if not isinstance(one, Parked)])
         below = self.tiers.parked if self.tiers is not None else None

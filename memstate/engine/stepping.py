@@ -788,8 +788,8 @@ class Stepping(Verbs):
         if self._promised and step is self.open:
             raise InvalidArgument(
                 f"step {step.serial}: what it computes for rows {sorted(set(self._promised))} was handed out since its "
-                "plan: run its forward and settle it; where it cannot run, drop those snapshots, clear the prefix "
-                "cache, abort the rows, then settle it"
+                "plan: run its forward and settle it; where it cannot run, drop those snapshots or parked requests, "
+                "clear the prefix cache, abort the rows, then settle it"
             )
         if step is not self.open and step is self._log.unsettled[-1]:
             raise InvalidArgument(f"step {step.serial}: its forward was launched: settle it")

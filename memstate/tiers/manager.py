@@ -354,7 +354,7 @@ class TierManager(NotCopied, Shown):
         """Returns the prefetcher. Raises ConfigurationError if there is no storage or the manager is closed."""
         if self.prefetcher is None or self._closed:
             why = "the manager is closed" if self._closed else "Tiers(store=FileStore(path)) names one"
-            raise ConfigurationError(f"there is no storage to fetch from: {why}")
+            raise ConfigurationError(f"there is no storage: {why}")
         return self.prefetcher
 
     def require_own(self, fetch: Fetch) -> None:

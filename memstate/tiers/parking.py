@@ -285,7 +285,8 @@ class ParkedRequests:
         """Begins trips whose records are in host memory, and ends those that are done or late."""
         for trip in list(self.trips):
             if self._clock() > trip.until:
-                trip.cancel("late")
+                held = "" if trip.job else ", before it began: poll more often, or take more host_pages"
+                trip.cancel(f"late{held}")
             if trip.job is None and not trip.done and self._arrived(trip):
                 trip.job = self._workers.submit(trip.work, trip)
             if trip.done if trip.job is None else trip.job.done:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from memstate.checks import is_whole
+from memstate.checks import is_whole, shown
 from memstate.errors import InvalidArgument
 
 NESTED: Final = 4  # limit of the levels of nested text models; real configurations have one or two
@@ -116,8 +116,8 @@ class Fields:
 
     def refused(self, *paths: str, expected: str) -> InvalidArgument:
         """Returns the error that shows these fields, and says what was expected."""
-        shown = ", ".join(f"{path} = {self.get(path)!r}" for path in paths)
-        return InvalidArgument(f"{self.get('model_type')} with {shown}: expected {expected}")
+        given = ", ".join(f"{path} = {shown(self.get(path))}" for path in paths)
+        return InvalidArgument(f"{self.get('model_type')} with {given}: expected {expected}")
 
 
 def require_dtype(what: str, dtype: object, among: Collection[torch.dtype] = ()) -> torch.dtype:

@@ -52,7 +52,8 @@ def _of_kinds(fields: Fields, name: str) -> Roles:
     named = kinds(fields, name)
     unknown = sorted(set(named) - KINDS.keys())
     if unknown:
-        raise fields.refused(name, expected=f"kinds of layers that memstate knows, not {', '.join(unknown)}")
+        but = f"not {', '.join(unknown)}: for others, build a StateLayout"
+        raise fields.refused(name, expected=f"kinds of layers that memstate knows, {but}")
     if fields.get("loop_config") is not None and fields.get("loop_num_passes") is None:
         raise fields.refused("loop_config", expected="loop_num_passes and loop_layer_index_start and _end instead")
     if fields.get("loop_num_passes") is not None:  # some layers run several times, each time with a state of its own
@@ -206,4 +207,5 @@ def roles(fields: Fields, placement: Placement = "listed") -> Roles:
     if placement == "pure" or fields.has("attn_layer_indices"):  # the field of bamba is null if no layer attends
         return (STATE,) * fields.number("num_hidden_layers")
     kind = fields.get("model_type")
-    raise InvalidArgument(f"{kind} without {', '.join(READINGS)}, one of them: which of its layers hold state?")
+    why = "which of its layers hold state? If all do, say so with ms.presets.register(placement=)"
+    raise InvalidArgument(f"{kind} without {', '.join(READINGS)}, one of them: {why}")

@@ -892,8 +892,8 @@ class StateManager(NotCopied, Shown):
 
         `recover` reads the device's registers. It keeps published snapshots, idle sessions and the states and KV of
         the prefix cache, except those that the interrupted call or an unsent change touched. All requests end, and
-        their handles and steps are stale. Sessions with a running turn become empty. Host memory becomes empty; storage
-        stays. Admit the requests again: they start from what is cached.
+        their handles and steps are stale. Sessions with a running turn become empty. Host memory becomes empty, so
+        parked requests are lost; storage stays. Admit the requests again: they start from what is cached.
 
         End transfers that write to slots of requests before you call `recover`. After it, do not launch the forward of
         a step that was planned before. You can call `recover` at any time, and again if it was interrupted itself.
@@ -922,8 +922,8 @@ class StateManager(NotCopied, Shown):
         """Writes the cached states to storage, closes the storage, and ends the threads of the tiers.
 
         If the manager has no tiers, `close` does nothing. After `close`, requests can continue, but without tiers:
-        `prefetch` raises ConfigurationError, `poll` does nothing, and all other calls work. A second `close` does
-        nothing.
+        `prefetch` and `park` raise ConfigurationError, `poll` does nothing, and all other calls work. A second
+        `close` does nothing.
 
         With `debug=True`, each `close` checks the calling thread, and audits the slots after everything is closed.
         Slots of running requests are no leaks. Slots from `pool.claim` are leaks, so release them first.

@@ -26,7 +26,7 @@ class Recovered(NamedTuple):
     """The requests that `recover` has ended, and the states that it has kept or lost.
 
     Attributes:
-        ended: ids of the requests that have ended, in the order of their rows.
+        ended: ids of the requests that have ended, in the order of their rows. Parked requests are lost and not listed.
         lost: published snapshots whose handles are stale now. Lost states of the prefix cache and of sessions are not
             listed.
         snapshots: published snapshots that stay.

@@ -518,6 +518,8 @@ class TierManager(NotCopied, Shown):
     def clear(self) -> None:
         """Empties host memory, for example after a change of the weights. Storage keeps its records.
 
+        Parked requests are lost, and their handles stale.
+
         Raises:
             InvalidArgument: Changes of owners wait for a forward; nothing changed then.
 

@@ -577,6 +577,8 @@ def test_a_request_goes_on_or_ends_while_it_is_written(how: str, when: str) -> N
         trip, hand = at.below.write(one), ByHand()
         at.mem.poll()
         assert not trip.done and trip.job is None and len(at.below.parked.above) == 3
+        hasty = over(at.mem, at.below.write(one, seconds=0))
+        assert hasty.why == "late, before it began: poll more often, or take more host_pages"
     else:
         at, trip, hand, _ = begun(True, when)
         one = trip.of

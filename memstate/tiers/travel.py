@@ -60,7 +60,7 @@ def put(store: Store, parts: Sequence[Part], mark: str, parcel: Parked, shared: 
     What it has written stays there if it fails: an earlier write of the request may have a manifest that names it.
 
     Raises:
-        OSError: The store failed or took only a part.
+        OSError: The store failed, took only a part, or has deleted a part to make room.
     """
     keys = list[bytes]()
     for cache, pairs in _batches(parts, trip):
@@ -73,6 +73,12 @@ def put(store: Store, parts: Sequence[Part], mark: str, parcel: Parked, shared: 
             if entry.once:  # the reader computes the keys of the others
                 body = cache.pool.buffer(entry.record)[form.header_bytes :]
                 keys.append(entry.key + (digest_of(body) if shared else b""))
+    before = faults_of(store)
+    for cache, pairs in _batches(parts, trip):
+        there = answered(store.exists([cache.form.name(entry.key) for _, entry in pairs]), len(pairs))
+        if not all(there):
+            why = faults_since(store, before) or "raise its capacity"
+            raise OSError(f"storage lacks records that it had: {why}")
     return pack(mark, parcel, keys, shared)
 
 
@@ -94,6 +100,6 @@ def get(store: Store, parts: Sequence[Part], trip: Trip) -> None:
             if outcome is Outcome.DONE:
                 flaw = form.flaw(buffer, key[:DIGEST_BYTES], entry.length)
             if flaw:
-                raise OSError(f"record {name} is {flaw} {faults_since(store, before)}".strip())
+                raise OSError(f"record {name}: {flaw} {faults_since(store, before)}".strip())
             if digest and digest_of(buffer[form.header_bytes :]) != digest:
                 raise OSError(f"record {name} has other bytes than its manifest says")

@@ -52,6 +52,14 @@ def only(method: str, kind: str, times: int = 10**6) -> Any:
 # -- faults of one request -------------------------------------------------------------------------
 
 
+def test_calls_after_close_are_refused_by_name() -> None:
+    store = Objects("memory:///")
+    store.close()
+    for call in (lambda: store.exists([key("a")]), lambda: get(store, "a"), lambda: put(store, "a", record(1))):
+        with pytest.raises(OSError, match="is closed: give each manager a store of its own"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("kind", "times", "outcome", "cause"),
     [
@@ -180,7 +188,8 @@ def test_a_server_that_freezes_or_is_killed_loses_no_truth(proxy: Proxy) -> None
     proxy.server.kill()
     assert get(direct, "a")[0] is FAILED and direct.faults["ConnectionRefused"] == 1
     proxy.server.start()  # without the objects
-    assert get(direct, "a")[0] is MISSING and put(direct, "a", data) is DONE and holds(store, "a", data)
+    until(lambda: get(direct, "a")[0] is MISSING, "an empty server")
+    until(lambda: put(direct, "a", data) is DONE and holds(store, "a", data), "the record")
 
 
 def test_a_bucket_that_is_not_there_is_named(proxy: Proxy) -> None:

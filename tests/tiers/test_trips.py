@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -459,6 +460,14 @@ def test_a_store_that_fails_fails_the_trip_only(method: str, what: str) -> None:
     here.resume([one])
 
 
+def test_a_write_fails_whose_first_records_made_way_for_the_last_ones(tmp_path: Path) -> None:
+    here = station(store := FileStore(tmp_path, capacity=1000))
+    one = parked(here)
+    trip = over(here.mem, here.below.write(one))
+    assert store.evicted and trip.manifest is None and trip.why.endswith("raise its capacity')")
+    here.resume([one])
+
+
 @pytest.mark.parametrize("fault", ["vanished", "half", "garbage", "denied", "raises"])
 @pytest.mark.parametrize("kind", ["state", "kv"])
 def test_a_record_that_is_missing_or_damaged_fails_the_read(kind: str, fault: str) -> None:
@@ -511,7 +520,7 @@ def test_a_made_up_manifest_deletes_no_record_of_others() -> None:
     bad = sealed(manifest.replace(own, parts[0].key))
     before = dict(shelf.records)
     trip = over(there.mem, there.below.read(bad))
-    assert "is foreign" in trip.why and shelf.records == before and not shelf.asked("discard")
+    assert ": foreign" in trip.why and shelf.records == before and not shelf.asked("discard")
 
 
 # -- late, cancelled, lost -------------------------------------------------------------------------

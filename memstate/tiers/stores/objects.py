@@ -190,7 +190,10 @@ class Objects:
                     self.faults[cause] += 1
             return outcome
 
-        return list(self._pool.map(one, *columns))
+        try:
+            return list(self._pool.map(one, *columns))
+        except RuntimeError as error:  # of the pool; `one` raises nothing
+            raise OSError(f"{self!r} is closed: give each manager a store of its own") from error
 
     def _get(self, path: str, buffer: Bytes) -> Outcome:
         found = self._obstore.get(self._store, path)

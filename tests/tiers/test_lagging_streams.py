@@ -39,8 +39,8 @@ class Program:
     def __init__(self, cuda: FakeCuda, rng: random.Random, tracking: ms.Tracking) -> None:
         tiers = {
             "staging": rng.choice((2, 4)),
-            "write": rng.choice(("back", "through")),
             "host_slots": rng.choice((4, 8)),
+            "write": rng.choice(("back", "through")),
         }
         self.at = Station(tiers, DEVICE, tracking=tracking, overlap=rng.random() < 0.5, pages=40)
         self.cuda, self.rng, self.mem = cuda, rng, self.at.mem
@@ -76,30 +76,30 @@ class Program:
         self.mem.prefix.evict_states(2)  # type: ignore[union-attr]
         self.mem.prefix.evict_pages(8)  # type: ignore[union-attr]
 
-    def poll(self) -> None:
-        self.mem.poll()
-
     def land(self) -> None:
         self.cuda.advance(self.rng.choice(self.late), self.rng.randint(1, 4))
 
     def run(self, calls: int) -> None:
-        usual = [self.admit, self.step, self.step, self.park, self.resume, self.end, self.evict, self.poll, self.land]
-        for call in self.rng.choices([*usual, self.at.scribble], k=calls):
+        at, mem = self.at, self.mem
+        ours = self.admit, self.step, self.step, self.park, self.resume, self.end, self.evict, self.land
+        for call in self.rng.choices([*ours, mem.poll, at.scribble], k=calls):
             with suppress(ms.OutOfSlots, ms.OutOfRows, ms.OutOfPages, ms.OutOfRecords):
                 call()
-        self.at.look(*(one for one in self.at.text if isinstance(one, ms.Row)))
-        self.at.finish()
+        at.look(*(one for one in at.text if isinstance(one, ms.Row)))
+        at.finish()
 
 
 @pytest.mark.parametrize("tracking", TRACKING, ids=repr)
 def test_streams_of_any_speed_move_the_right_bytes(
     cuda: FakeCuda, generator: torch.Generator, tracking: ms.Tracking
 ) -> None:
-    Program(cuda, random.Random(f"{generator.initial_seed()} {tracking}"), tracking).run(calls=120)
+    Program(cuda, random.Random(f"{generator.initial_seed()} {tracking}"), tracking).run(calls=100)
 
 
 @pytest.mark.parametrize("loads_first", [False, True])
-@pytest.mark.parametrize("late", [late for n in (1, 2, 3) for late in combinations(("caller", "saves", "loads"), n)])
+@pytest.mark.parametrize(
+    "late", [late for n in (1, 2, 3) for late in combinations(("caller", "saves", "loads"), n)], ids=repr
+)
 def test_a_request_goes_on_at_once_whatever_streams_are_late(
     cuda: FakeCuda, late: tuple[str, ...], loads_first: bool
 ) -> None:

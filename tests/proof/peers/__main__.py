@@ -95,7 +95,7 @@ def run(name: str, suite: Suite) -> list[Note]:
     notes, log = BUILD / f"{name}.notes", BUILD / f"{name}.log"
     notes.parent.mkdir(parents=True, exist_ok=True)
     notes.write_text("")
-    path = os.pathsep.join(map(str, (folder, HERE / "inside", extra, ROOT)))
+    path = os.pathsep.join(map(str, (folder, HERE / "inside", extra, ROOT, ROOT / "tools")))
     variables = {"PYTHONPATH": path, "PEER_NOTES": str(notes), "OMP_NUM_THREADS": "1", **suite.variables}
     # Without the project's own settings of pytest: the markers and warnings of others are theirs.
     options = ["-q", "-c", os.devnull, "--rootdir=.", "-W", "ignore", "--continue-on-collection-errors"]

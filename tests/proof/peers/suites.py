@@ -1,6 +1,7 @@
 """The suites: which tests of others run with memstate inside, and how a folder with them is made."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,16 @@ def __getattr__(name):
 
 MAMBA: Final = ("MAMBA_TESTS", "e9594ce1c732d97440f0332fdc43170a2294dbfa", "state-spaces/mamba")
 FLA: Final = ("FLA_TESTS", "bc3b101dcb713ddc5bd8924b66754eb68b5ccf89", "fla-org/flash-linear-attention")
-TREES: Final = (TRANSFORMERS, MAMBA, FLA)  # the job in .github/workflows/peers.yml clones them
+SGLANG: Final = ("SGLANG_TESTS", "71de97b264b04dcd514cf904003028aefe9775c8", "sgl-project/sglang")  # v0.5.18
+TREES: Final = (TRANSFORMERS, MAMBA, FLA, SGLANG)  # the job in .github/workflows/peers.yml clones them
+# What differs in SGLang's tests since that commit: (pattern, what stands for it today). At last, smaller states.
+RENAMED: Final = (
+    (r"(req\w*)\.kv = ReqKvInfo\(kv_allocated_len=(.+), swa_evicted_seqlen=0\)", r"\1.kv.kv_allocated_len = \2"),
+    (r"\b(req\d?)\.(req_pool_idx|mamba_pool|mamba_last_track|cache_protected|kv_committed)", r"\1.kv.\2"),
+    (r'DecLockRefParams\(\s*swa_uuid_for_lock=getattr\((\w+), "swa_uuid_for_lock", None\)\s*\)', r"\1.to_dec_params()"),
+    (r"\b(head_dim|state_size)=128\b", r"\1=16"),
+    (r"\bintermediate_size=4096\b", "intermediate_size=512"),
+)
 
 
 @dataclass(frozen=True)
@@ -99,23 +109,42 @@ def vllm() -> tuple[Path, Path]:
     return folder, python
 
 
-def files(name: str, source: Path, *tests: str) -> tuple[Path, Path]:
+def files(name: str, source: Path, *tests: str) -> Path:
     """Makes a folder with some files of tests, which then run on a CPU."""
     folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     for each in tests:
         (folder / Path(each).name).write_text((source / each).read_text().replace('"cuda"', '"cpu"'))
-    return folder, PYTHON
+    return folder
 
 
 def mamba_ssm() -> tuple[Path, Path]:
     """Makes a folder with mamba_ssm's tests of its decode kernel."""
-    return files("mamba_ssm", tree(*MAMBA), "tests/ops/triton/test_selective_state_update.py")
+    return files("mamba_ssm", tree(*MAMBA), "tests/ops/triton/test_selective_state_update.py"), PYTHON
 
 
 def fla() -> tuple[Path, Path]:
     """Makes a folder with fla's tests of two delta rules."""
-    return files("fla", tree(*FLA), "tests/ops/test_gdn.py", "tests/ops/test_kda.py")
+    return files("fla", tree(*FLA), "tests/ops/test_gdn.py", "tests/ops/test_kda.py"), PYTHON
+
+
+def sglang(name: str) -> tuple[Path, Path]:
+    """Makes a folder with tests of SGLang's hybrid pools and caches, and the environment of `make engine-proof`."""
+    unit = "test/registered/unit/mem_cache"
+    made = files(name, tree(*SGLANG), f"{unit}/test_mamba_unittest.py", f"{unit}/test_unified_radix_cache_unittest.py")
+    for file in made.iterdir():
+        text = file.read_text()
+        for old, new in RENAMED:
+            text = re.sub(old, new, text)
+        file.write_text(text)
+    return made, build("sglang")
+
+
+def of_sglang(name: str, core: str, inside: int) -> Suite:
+    """Returns a suite of SGLang over a tree core; the name of memstate's is "memstate"."""
+    wanted = "(TestMamba or FULL_MAMBA_ps1 or FULL_MAMBA_ps4 or MambaLRU) and not ps128 and not hicache"
+    variables = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": core}
+    return Suite(lambda: sglang(name), "in_sglang", [".", "-k", wanted], inside, variables, [])
 
 
 def of_transformers(kernels: str, tests: Sequence[str], inside: int) -> Suite:
@@ -138,6 +167,8 @@ SUITES: Final[Mapping[str, Suite]] = {
         {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
         ["pytest==9.2.0", "iniconfig==2.3.1", "pluggy==1.7.0", "tblib==3.2.2"],
     ),
+    "sglang": of_sglang("sglang", "python", 1),
+    "sglang-tree": of_sglang("sglang-tree", "memstate", 1),
     "mamba_ssm": Suite(mamba_ssm, "in_mamba_ssm", ["test_selective_state_update.py"], 540, {}, []),
     # The gate belongs to a function before the step, and blocks of vLLM to another state.
     "fla": Suite(fla, "in_fla", [".", "-k", "test_fused_recurrent and not gate_in_kernel and not vllm"], 30, {}, []),

@@ -167,8 +167,8 @@ SUITES: Final[Mapping[str, Suite]] = {
         {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
         ["pytest==9.2.0", "iniconfig==2.3.1", "pluggy==1.7.0", "tblib==3.2.2"],
     ),
-    "sglang": of_sglang("sglang", "python", 1),
-    "sglang-tree": of_sglang("sglang-tree", "memstate", 1),
+    "sglang": of_sglang("sglang", "python", 83),
+    "sglang-tree": of_sglang("sglang-tree", "memstate", 83),
     "mamba_ssm": Suite(mamba_ssm, "in_mamba_ssm", ["test_selective_state_update.py"], 540, {}, []),
     # The gate belongs to a function before the step, and blocks of vLLM to another state.
     "fla": Suite(fla, "in_fla", [".", "-k", "test_fused_recurrent and not gate_in_kernel and not vllm"], 30, {}, []),

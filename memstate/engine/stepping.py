@@ -288,6 +288,8 @@ class Stepping(Verbs):
             if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
                 commands.upload_step((batch.numbers, batch.sent), limit, stored, defer)
                 log.sent = batch.numbers, batch.sent, limit, defer
+            elif self._cache.below is not None:
+                commands.prepare()
             taken = 0
             if unsure is not None:
                 claims = self._mirror.claims(running, *due_at, most=True)
@@ -364,6 +366,8 @@ class Stepping(Verbs):
             if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
                 commands.upload_step((batch.numbers, batch.sent), limit, (), defer)
                 log.sent = batch.numbers, batch.sent, limit, defer
+            elif self._cache.below is not None:
+                commands.prepare()
             if not late:
                 self._few.note(folds, batch)
             record = log.record(len(batch.numbers))

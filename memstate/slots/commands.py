@@ -117,7 +117,8 @@ class CommandBuffer:
         """
         self._first = WeakMethod(call)
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Calls the method of `before_packet`. A plan that uploads nothing calls it, too."""
         if self._first is not None and (call := self._first()):
             call()
 
@@ -421,7 +422,7 @@ class CommandBuffer:
         Syncs: no.
         """
         if not self.queue:
-            self._prepare()
+            self.prepare()
         if self._waits is None:
             self._send_up_to(0)
             return
@@ -456,7 +457,7 @@ class CommandBuffer:
         if len(self.queue) > 1:
             self._send_up_to(1)
         if self._first is not None:
-            self._prepare()
+            self.prepare()
         ints = last.encode(batch, limit, marks, self.ring.room, defer).size
         if ints > self._room:  # too many changes for `step`: they take an upload of their own
             self._send_prepared(last)
@@ -508,7 +509,7 @@ class CommandBuffer:
         while len(self.queue) > left:
             entry = self._sending = self.queue[0]
             del self.queue[0]
-            self._prepare()
+            self.prepare()
             if isinstance(entry, Packet):
                 self._send_prepared(entry)
             else:

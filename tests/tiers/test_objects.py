@@ -5,6 +5,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ def only(method: str, kind: str, times: int = 10**6) -> Any:
     """Returns a choice of faults: the first so many requests of a method have a fault."""
     left = iter(range(times))
     return lambda asked, path: kind if asked == method and next(left, None) is not None else ""
+
+
+def soon(proxy: Proxy, prefix: str, timeout: float) -> Objects:
+    """Returns a store, also if on a busy machine the server's first answers take longer than the timeout."""
+    made: list[Objects] = []
+
+    def make() -> list[Objects]:
+        with suppress(ConfigurationError):
+            made.append(proxy.store(prefix, timeout=timeout))
+        return made
+
+    until(make, "an answer in time")
+    return made[0]
 
 
 # -- faults of one request -------------------------------------------------------------------------
@@ -128,7 +142,7 @@ def test_a_writer_that_fails_in_the_middle_leaves_no_upload(proxy: Proxy) -> Non
 
 
 def test_a_write_may_take_longer_than_the_time_limit_of_an_answer(proxy: Proxy) -> None:
-    store, wrote = proxy.store("late", timeout=0.1), list[Outcome]()
+    store, wrote = soon(proxy, "late", 0.1), list[Outcome]()
     faulty = {"PUT": only("PUT", "late", 1), "GET": only("GET", "silent", 1)}
     proxy.fault = lambda method, path: faulty[method](method, path) if method in faulty else ""
     thread = threading.Thread(target=lambda: wrote.append(put(store, "a", record(0))))
@@ -162,7 +176,7 @@ def test_a_server_that_is_gone_costs_a_few_requests(
 ) -> None:
     """After 16 failures in a row none begins, so that a call takes about as long for 2 000 records as for one."""
     names = [f"kv-{n:064x}" for n in range(2000)]
-    store, buffers = proxy.store("gone", timeout=timeout), [np.zeros(8, np.uint8)] * len(names)
+    store, buffers = soon(proxy, "gone", timeout), [np.zeros(8, np.uint8)] * len(names)
     proxy.seen.clear()
     proxy.fault = lambda method, path: kind
     if call == "exists":
@@ -175,11 +189,11 @@ def test_a_server_that_is_gone_costs_a_few_requests(
     assert store.faults == {cause: len(names)} and 16 <= proxy.seen.total() <= (16 + 15) * (1 + 3)  # with retries
     proxy.fault = lambda method, path: ""
     proxy.wakes.set()
-    assert store.put(names[:2], buffers[:2]) == [DONE] * 2
+    until(lambda: store.put(names[:2], buffers[:2]) == [DONE] * 2, "records")
 
 
 def test_a_server_that_freezes_or_is_killed_loses_no_truth(proxy: Proxy) -> None:
-    store, data = proxy.store("kill", timeout=0.3), record(0)
+    store, data = soon(proxy, "kill", 0.3), record(0)
     direct = Objects(f"s3://{BUCKET}/kill", timeout=0.3, **proxy.options() | {"endpoint": proxy.server.url})
     assert put(store, "a", data) is DONE and holds(direct, "a", data)
     with proxy.server.frozen():

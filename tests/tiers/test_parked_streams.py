@@ -12,6 +12,7 @@ import memstate as ms
 from tests.support import owners
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.parked import OTHER, TEXT, Station, refused
+from tests.support.tiered_small import PAGE
 
 DEVICE = "cuda:1"
 
@@ -176,6 +177,25 @@ def test_a_load_is_waited_for_by_the_step_that_uses_it(cuda: FakeCuda) -> None:
     assert len(loads) == 2 and at.main not in cuda.waits
     at.mem.plan([row], 1)
     assert all(cuda.given("plan")[-1].behind(load) for load in loads)
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+@pytest.mark.parametrize("length", [5, 6], ids=["plain", "boundary"])
+def test_a_load_is_waited_for_by_a_step_that_uploads_nothing(cuda: FakeCuda, length: int, tail: int) -> None:
+    """The batch is that of the step before, and the admission has sent all changes in front of the load."""
+    at = Lagging(cuda, staging=4, tracking=ms.Redirect(PAGE), tail=tail)
+    rows = at.start(TEXT[:length])
+    at.step(rows, 1)
+    (parked,) = at.park(*rows)
+    at.mem.submit()
+    at.land()
+    at.mem.poll()
+    cuda.work.clear()
+    rows = at.mem.admit([ms.Request("again", length + 2, resume=parked)])
+    uploads = at.mem.stats().uploads
+    at.mem.plan(rows, 1)
+    assert at.mem.stats().uploads == uploads
+    assert all(cuda.given("plan")[-1].behind(load) for load in cuda.given("unpack_slots"))
 
 
 def test_a_park_waits_for_what_the_same_open_step_loads(cuda: FakeCuda) -> None:

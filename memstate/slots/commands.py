@@ -110,7 +110,7 @@ class CommandBuffer:
         self._waits: tuple[int, int] | None = None
 
     def before_packet(self, call: Callable[[], None]) -> None:
-        """Sets a method that is called before each packet and each action in the queue, and in a `submit` without both.
+        """Sets a method that is called before each packet and action, and where `submit` or a plan sends neither.
 
         Args:
             call: a bound method. The command buffer keeps a weak reference to it.
@@ -118,7 +118,7 @@ class CommandBuffer:
         self._first = WeakMethod(call)
 
     def prepare(self) -> None:
-        """Calls the method of `before_packet`. A plan that uploads nothing calls it, too."""
+        """Calls the method that `before_packet` has set."""
         if self._first is not None and (call := self._first()):
             call()
 

@@ -395,7 +395,7 @@ class HostTier:
             self._commands.then(Action(begin, kept, pages, [register for register, _ in due.get(self.of_states, ())]))
 
     def await_loads(self) -> None:
-        """Makes the work stream wait for the loads that are under way. Called before each packet and queued action.
+        """Makes the work stream wait for loads that are under way. Called before each packet, action and plan.
 
         Syncs: no.
         """

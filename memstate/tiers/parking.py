@@ -35,6 +35,7 @@ from memstate.tiers.workers import Workers
 from memstate.tokens import NUMBER, Tokens, encode
 
 LOG = logs.logger("parking")
+CENTURY_S = 3e9  # limit of the seconds of a trip, because a larger whole number perhaps fits no float
 
 
 class ParkedRequests:
@@ -279,7 +280,7 @@ class ParkedRequests:
             raise InvalidArgument(f"key= of {type(key).__name__}: expected at most {LONGEST_KEY} bytes")
         if not isinstance(seconds, int | float) or not seconds >= 0:
             raise InvalidArgument(f"seconds={shown(seconds)}: expected seconds from 0 on")
-        return self._clock() + seconds
+        return self._clock() + min(seconds, CENTURY_S)
 
     def travel(self) -> None:
         """Begins trips whose records are in host memory, and ends those that are done or late."""
@@ -306,5 +307,7 @@ class ParkedRequests:
                 trip.done, trip.manifest = True, job.result
                 if trip.manifest is None:  # a read
                     trip.parked, self._of[trip.of] = trip.of, self._of[trip]
+        if trip.why:
+            logs.event(LOG, logging.WARNING, "trip failed", tokens=trip.of.length, why=trip.why)
         self.drop([trip])
         self.trips.remove(trip)

@@ -554,8 +554,10 @@ def cancelled(at: Station, trip: Trip, clock: Clock) -> None:
 @pytest.mark.parametrize("end", [late, cancelled])
 @pytest.mark.parametrize("when", ["queued", "runs", "done"])
 @pytest.mark.parametrize("write", [True, False])
-def test_a_trip_ends_at_any_moment(write: bool, when: str, end: Callable[..., None]) -> None:
-    """Its records are pinned until the thread is done with them, and free then."""
+def test_a_trip_ends_at_any_moment(
+    write: bool, when: str, end: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its records are pinned until the thread is done with them, and free then. The log has one line."""
     at, trip, hand, clock = begun(write, when)
     (one, *_) = list(at.below.parked._of)
     end(at, trip, clock)
@@ -570,10 +572,19 @@ def test_a_trip_ends_at_any_moment(write: bool, when: str, end: Callable[..., No
     at.mem.poll()
     assert list(at.below.parked._of) == [one] and not at.below.parked.trips
     trip.cancel("again")
-    assert trip.why == end.__name__
+    told = [text for record in caplog.records if "trip" in (text := record.getMessage())]
+    assert trip.why == end.__name__ and told == [f"trip failed tokens=11 why={trip.why!r}"]
     at.resume([one])
     at.finish()
     assert all(each.cache.pool.claimed == 0 for each in at.below.host.sets)
+
+
+@pytest.mark.parametrize("seconds", [10**400, float("inf")])
+def test_a_trip_may_take_any_number_of_seconds(seconds: float) -> None:
+    here = station(Shelf())
+    one = parked(here)
+    came = over(here.mem, here.below.read(written(here, one, seconds=seconds), seconds=seconds))
+    assert came.parked is not None and not came.why
 
 
 @pytest.mark.parametrize("how", ["resume", "drop"])

@@ -5,7 +5,6 @@ See `tests/proof/injection`; `python -m tests.proof.injection` prints the result
 
 import os
 import random
-from collections import Counter
 from unittest import mock
 
 import pytest
@@ -15,11 +14,13 @@ from memstate.guard import Guard
 from tests.proof.injection.torn import KINDS, PUBLIC, Outcome, Places, scripts, torn_program, torn_script
 from tests.proof.injection.verdict import ERRORS
 from tests.proof.stateful.program import Program
+from tests.proof.stateful.script import Script
 from tests.support.sampling import PROOF
 
 SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
 OFTEN = 2 if PROOF else 12  # one of so many calls is ended
 LENGTH = 60 if PROOF else 20  # operations of a program
+SEEDS = range(SEED, SEED + (8 if PROOF else 1))
 # no program or script calls them through the machine: they only read, or end the manager; are called in other calls;
 # belong to a pool alone, or to a stream; test_parked_injection.py and test_a_trip_ends_at_any_moment end the last three
 ELSEWHERE = {
@@ -32,16 +33,15 @@ ELSEWHERE = {
 pytestmark = pytest.mark.script
 
 
-@pytest.fixture(scope="module")
-def called() -> Counter[str]:
-    """The public calls that were ended so far."""
-    return Counter()
-
-
 def some(seed: str) -> Places:
     """Returns a function that chooses a place in some calls."""
     chance = random.Random(seed)
     return lambda: [] if chance.randrange(OFTEN) else [chance.random()]
+
+
+def torn(name: str, script: Script, error: str, chosen: Places) -> list[Outcome]:
+    """Runs a case of a script; see `torn_script`."""
+    return torn_script(script, random.Random(name).choice(script.cases), error, chosen)
 
 
 def require_sound(outcomes: list[Outcome]) -> None:
@@ -51,27 +51,26 @@ def require_sound(outcomes: list[Outcome]) -> None:
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sample(5)
-def test_a_call_is_done_or_undone_or_noticed(called: Counter[str], kind: str, error: str) -> None:
-    for seed in range(SEED, SEED + (8 if PROOF else 1)):
-        outcomes = torn_program(Program.random(seed, LENGTH, **KINDS[kind]), error, some(f"{kind} {error} {seed}"))
-        require_sound(outcomes)
-        called.update(one.call for one in outcomes)
+def test_a_call_is_done_or_undone_or_noticed(kind: str, error: str) -> None:
+    for seed in SEEDS:
+        program = Program.random(seed, LENGTH, **KINDS[kind])
+        require_sound(torn_program(program, error, some(f"{kind} {error} {seed}")))
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", scripts() if PROOF else ())
-def test_a_call_of_a_script_is_done_or_undone_or_noticed(called: Counter[str], name: str) -> None:
-    script = scripts()[name]
-    error, case = random.Random(name).choice(list(ERRORS)), random.Random(name).choice(script.cases)
-    outcomes = torn_script(script, case, error, some(f"{name} {SEED}"))
-    require_sound(outcomes)
-    called.update(one.call for one in outcomes)
+def test_a_call_of_a_script_is_done_or_undone_or_noticed(name: str) -> None:
+    error = random.Random(name).choice(list(ERRORS))
+    require_sound(torn(name, scripts()[name], error, some(f"{name} {SEED}")))
 
 
 @pytest.mark.proof
-def test_every_public_call_was_ended(called: Counter[str]) -> None:
-    """If this fails alone, it ran without the tests before it."""
-    assert PUBLIC - set(called) - ELSEWHERE == set()
+def test_programs_and_scripts_make_every_public_call() -> None:
+    """So the tests above can end it."""
+    programs = [Program.random(seed, LENGTH, **given) for seed in SEEDS for given in KINDS.values()]
+    whole = [torn_program(program, "MemoryError", list) for program in programs]
+    whole += [torn(name, script, "MemoryError", list) for name, script in scripts().items()]
+    assert PUBLIC - {one.call for outcomes in whole for one in outcomes} - ELSEWHERE == set()
 
 
 def test_without_the_guard_wrong_states_go_unnoticed() -> None:

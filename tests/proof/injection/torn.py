@@ -53,8 +53,8 @@ Places = Callable[[], Sequence[float]]  # places in a call, from 0, its begin, t
 class Outcome(NamedTuple):
     """The result of one point.
 
-    kind: "done", "undone" or "noticed"; otherwise "wrong". call: name of the public call. place: line of the exception.
-    text: the fault, if the kind is "wrong".
+    kind: "done", "undone" or "noticed"; "whole" for a call that was not ended; otherwise "wrong". call: name of the
+    public call. place: line of the exception. text: the fault, if the kind is "wrong".
     """
 
     kind: str
@@ -80,15 +80,19 @@ class Torn(Driven):
         super().__init__(*given)
 
     def called(self, call: Callable[[], Any]) -> Any:
-        if self.report is None and (places := self.chosen()):
+        if self.report is not None:
+            return super().called(call)
+        name = next((one for one in reversed(names_in(call)) if one in PUBLIC), "")
+        if places := self.chosen():
             before = forked(lambda: fingerprint(self.mem))
             count, after = forked(lambda: self._whole(call))
-            name = next((one for one in reversed(names_in(call)) if one in PUBLIC), "")
             for place in places if count else ():
                 outcome = self._tear(call, 1 + int(place * count), name, (before, after))
                 if outcome is None:  # this is the process in which the call is undone
                     break
                 self.outcomes.append(outcome)
+        else:
+            self.outcomes.append(Outcome("whole", name))
         return super().called(call)
 
     def _whole(self, call: Callable[[], Any]) -> tuple[int, dict[str, Any]]:

@@ -127,19 +127,25 @@ def test_a_manager_works_in_other_modes_than_it_was_built_in(
     served(seed, kind, *modes)
 
 
+def inference_tensors() -> list[torch.Tensor]:
+    """Returns the tensors of this process that were made in inference mode."""
+    host._same_memory.cache_clear()  # the cache of arguments has those of the last launches
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
+
+
 @pytest.mark.script
 def test_nothing_that_is_made_in_inference_mode_is_kept() -> None:
+    before = inference_tensors()  # what other tests have left
     with torch.inference_mode():
         play = Play(Backend("reference"), strategy="redirect", prefix=True, tails=True, tail=2)
         play.turn(range(9))
         (row,) = play.admit(range(12))
         play.step([row], 2, drafts=1)
         play.fork(row, "twin")
-    host._same_memory.cache_clear()  # the cache of arguments has those of the last launches
-    gc.collect()  # what other tests have left
-    own = [id(play.machine.store)]
-    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
-    assert [one.shape for one in tensors if id(one) not in own] == [], "kept, and cannot be changed outside"
+    known = set(map(id, [play.machine.store, *before]))
+    kept = [one.shape for one in inference_tensors() if id(one) not in known]
+    assert kept == [], "kept, and cannot be changed outside"
     play.finish()
 
 

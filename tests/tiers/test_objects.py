@@ -186,7 +186,7 @@ def test_a_server_that_is_gone_costs_a_few_requests(
         store.discard(names)
     else:
         assert getattr(store, call)(names, buffers) == [FAILED] * len(names)
-    assert store.faults == {cause: len(names)} and 16 <= proxy.seen.total() <= (16 + 15) * (1 + 3)  # with retries
+    assert store.faults == {cause: len(names)} and proxy.seen.total() <= (16 + 15) * (1 + 3)  # with retries
     proxy.fault = lambda method, path: ""
     proxy.wakes.set()
     until(lambda: store.put(names[:2], buffers[:2]) == [DONE] * 2, "records")

@@ -115,6 +115,8 @@ class SessionCalls:
                 raise parts.guard.orderly(lack)
             fork = parts.sessions.fork(talk, name)
             parts.cache.tree.lease(talk.path)
+            if fork.page_copies:  # the caller copies at once, and a load is perhaps under way
+                parts.commands.prepare()
         return fork
 
     def set(

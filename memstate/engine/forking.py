@@ -164,6 +164,8 @@ class Forking(Verbs):
                     copies.append((self._pages.of(new)[kept[row]], shared[row][kept[row]]))
             for row, others in forks.items():
                 self._cache.fork(row, others, lengths[row])
+            if copies:  # the caller copies at once, and a load is perhaps under way
+                self._commands.prepare()
             return forks, copies
 
     def _left_by(self, rows: Sequence[int]) -> tuple[int, int]:

@@ -114,3 +114,44 @@ def test_a_request_goes_on_at_once_whatever_streams_are_late(
     for stream in loads if loads_first and "loads" in late else ():
         cuda.advance(stream, 99)
     at.look(again)
+
+
+def late_loads(cuda: FakeCuda, n: int, session: str = "") -> tuple[Station, ms.Row]:
+    """Returns a row of `n` tokens that has gone on. Its bytes are still on their way to the device."""
+    at = Station({"staging": 4}, DEVICE, tracking=ms.Redirect(PAGE))
+    (row,) = at.admit(TEXT[:1])
+    at.text[row] = TEXT[:n]
+    at.reach(row)
+    (parked,) = at.park(row)
+    cuda.lag(*(each.transfers._streams[1] for each in at.below.host.sets))
+    at.mem.poll()
+    at.scribble()
+    talk = at.mem.sessions.open(session) if session else None
+    (again,) = at.mem.admit([ms.Request("again", resume=parked, session=talk)])
+    at.text[again] = at.text.pop(parked)
+    return at, again
+
+
+def copy_kv(at: Station, pairs: list[tuple[int, int]]) -> None:
+    ((new, old),) = pairs
+    at.kv["kv"][:, new] = at.kv["kv"][:, old]
+
+
+def test_the_page_of_a_fork_is_copied_behind_its_load(cuda: FakeCuda) -> None:
+    at, row = late_loads(cuda, 10)
+    fork = at.mem.fork(row, ["twin"])
+    copy_kv(at, fork.page_copies)
+    at.text[fork.rows[0]] = at.text[row]
+    at.look(row, *fork.rows)
+    at.finish()
+
+
+def test_the_page_of_a_forked_session_is_copied_behind_its_load(cuda: FakeCuda) -> None:
+    at, row = late_loads(cuda, 10, session="talk")
+    talk = at.mem.sessions.infos()[0].session
+    at.mem.end([row], keep="cache", tokens=[text := at.text.pop(row)])
+    fork = at.mem.sessions.fork(talk, "twin")
+    copy_kv(at, fork.page_copies)
+    at.scribble()
+    at.look(*at.admit([*text, 1], session=fork.session), *at.admit([*text, 2], session=talk))
+    at.finish()

@@ -155,3 +155,16 @@ def test_the_page_of_a_forked_session_is_copied_behind_its_load(cuda: FakeCuda) 
     at.scribble()
     at.look(*at.admit([*text, 1], session=fork.session), *at.admit([*text, 2], session=talk))
     at.finish()
+
+
+def test_pages_are_saved_behind_their_loads(cuda: FakeCuda) -> None:
+    """The request leaves more tokens than were known when it parked. So host memory does not have their pages."""
+    at, row = late_loads(cuda, 2 * PAGE)
+    at.mem.end([row], keep="cache", tokens=[text := at.text.pop(row)])
+    at.mem.prefix.evict_states(9)  # type: ignore[union-attr]
+    at.mem.prefix.evict_pages(9)  # type: ignore[union-attr]
+    at.scribble()
+    (row,) = at.admit([*text, 1])
+    assert at.mem.info(row).length == 2 * PAGE
+    at.look(row)
+    at.finish()

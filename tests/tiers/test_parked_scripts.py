@@ -91,6 +91,23 @@ def test_a_parked_request_goes_on_as_a_turn(play: Play) -> None:
     play.turn(T[:15], talk)
 
 
+@script(strategy=ALL, overlap=(False, True), **TIERS)
+def test_pages_that_a_load_has_still_to_fill_do_not_go_down(play: Play) -> None:
+    """The load waits for the forward behind which `b` ends. `a` leaves more tokens than were known when it parked."""
+    a, b = play.admit(T[:2], T[:3])
+    play.run_all([a, b], [T[:8], T[:3]])
+    parked = play.park(a)
+    flight = play.step([b], 1, run=False)
+    play.end(b, land=False)
+    (a,) = play.resume(*parked, size=10)
+    play.end(a, how="told", land=False)
+    play.evict(states=9, pages=99)
+    play.reached("refused")
+    play.launch(flight)
+    play.land()
+    play.turn(T[:10])
+
+
 @script(strategy="redirect", how=("resume", "drop", "clear"), **TIERS | {"host_pages": 3})
 def test_pages_wait_on_the_device_for_room_below(play: Play) -> None:
     rows = play.admit(T[:5], T[1:6])

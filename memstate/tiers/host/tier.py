@@ -322,14 +322,16 @@ class HostTier:
     def _add_pages(
         self, node: Node, digests: Sequence[bytes], missing: Sequence[int], most: int, due: list[Copy]
     ) -> bool:
-        """Adds the first `most` of the missing KV pages; adds none if a forward has not yet written one of these pages.
+        """Adds the first `most` of the missing KV pages; adds none if a forward or load must still fill one of these.
 
         Returns:
-            Whether host memory has room for all missing pages, and all of them have been written.
+            Whether host memory has room for all missing pages, and no forward or queued load must still fill one.
         """
-        of = self.tree.pages_to(node) if missing else []
-        if not missing or (self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing)):
-            return not missing
+        if not missing:
+            return True
+        of, late = self.tree.pages_to(node), self._commands.unsure_pages()
+        if not (late | self._unwritten if self._commands.fencing else late).isdisjoint(of[at] for at in missing):
+            return False
         kv, chosen = self.kv, missing[:most]
         present = [entry for digest in digests if (entry := kv.get(digest)) is not None]
         kv.pin(*present)
@@ -348,6 +350,7 @@ class HostTier:
 
     def _fill(self, record_set: RecordSet, due: Sequence[Copy]) -> None:
         if due:
+            self.await_loads()  # KV of a request that went on is perhaps still on its way
             self.backups.append(self._move(record_set, due, record_set.transfers.out))
 
     @staticmethod

@@ -168,7 +168,7 @@ class Below(Prefetches):
             of.append((self.pages, list(pages)))
         for _, items in of:
             Shelf.pin(items)
-        model.then(Later(begin, lambda: [Shelf.pin(items, -1) for _, items in of] and None))
+        model.then(Later(begin, lambda: [Shelf.pin(items, -1) for _, items in of] and None, ids))
 
     def _move(self, parts: list[tuple[Shelf, list[Item]]], way: str) -> None:
         for shelf, items in parts:
@@ -238,7 +238,10 @@ class Below(Prefetches):
     def _keep_pages(self, shelf: Shelf, entry: Entry, keys: Sequence[Key], due: Due) -> bool:
         present = [item for key in keys if (item := shelf.get(key))]
         missing = [at for at, key in enumerate(keys) if not shelf.get(key)]
-        if self.model.fencing and self.unwritten & {entry.pages[at] for at in missing}:
+        late = set(self.unwritten if self.model.fencing else ()).union(
+            *[each.pages for each in self.model.queue if isinstance(each, Later)]
+        )
+        if late & {entry.pages[at] for at in missing}:
             return False
         Shelf.pin(present)
         records = shelf.take(len(missing))

@@ -8,7 +8,7 @@ The content of a slot is a text: the tokens that its state stands for.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,11 +70,13 @@ class Packet:
 class Later:
     """A callback between two packets of the queue.
 
-    run: called when the packets before it were carried out. forget: called instead if the queue is discarded.
+    run: called when the packets before it were carried out. forget: called instead if the queue is discarded. pages: KV
+    pages that it fills.
     """
 
     run: Callable[[], None]
     forget: Callable[[], None] | None = None
+    pages: Collection[int] = ()
 
 
 INT32_MAX = 2**31 - 1

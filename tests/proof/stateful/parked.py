@@ -185,7 +185,8 @@ class Parking:
                 Shelf.pin(items, -1)
 
         if copies:
-            model.then(Later(begin, forget))
+            pages = [row.pages[at] for shelf, at, _, _, row in copies if shelf is below.pages]
+            model.then(Later(begin, forget, pages))
         for one, _ in going:
             self.drop(one)
 

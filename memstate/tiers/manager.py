@@ -406,7 +406,7 @@ class TierManager(NotCopied, Shown):
             if self._looks_ahead and not asleep:
                 self._look_ahead()
             self._write_due()
-            if self.parked.above and not (self._commands.fencing or asleep):
+            if self.parked.above and not (asleep or (self._commands.fencing and self.host.parting)):
                 self.parked.advance()
             self._write_back(self.host.advance())
             if self.writeback is not None:

@@ -158,6 +158,7 @@ class ParkedRequests:
         """
         due, parts = Due(list), [part for one in leaving.values() for part in one]
         self._of.update(leaving.items())
+        self._host.parting = True
         for part in self._lower(parts, due):
             self.above[part] = None
             self._allocator.share([part.index])
@@ -198,7 +199,7 @@ class ParkedRequests:
     def advance(self) -> None:
         """Copies KV pages that are still on the device, those of the oldest request first, up to one without room.
 
-        Call it only while no forward is planned and not launched.
+        Call it only while no forward is to be launched that writes one of these pages.
 
         Syncs: no.
         """

@@ -125,6 +125,25 @@ def test_pages_wait_on_the_device_for_room_below(play: Play) -> None:
     play.end(*rows, *(play.resume(two) if play.how == "drop" else []))
 
 
+@script(strategy=ALL, overlap=(False, True), beside=(False, True), **TIERS | {"host_pages": 3})
+def test_pages_go_down_beside_a_step_that_does_not_write_them(play: Play) -> None:
+    """Without `submit(step)`, a loop that overlaps calls `poll` only while a step is open."""
+    a, b, c = play.admit(T[:5], T[1:6], T[2:7])
+    play.run_all([a, b, c], [T[:5], T[1:6], T[2:7]])
+    one, *two = play.park(a) if play.beside else play.park(a, b)
+    flight = play.step([b, c] if play.beside else [c], 1, run=False)
+    two = two or play.park(b)
+    play.forget(one)
+    play.poll()
+    play.poll()
+    assert bool(play.mem.stats().tiers.parked_pages) == play.beside
+    play.launch(flight)
+    play.land()
+    play.poll()
+    assert play.mem.stats().tiers.parked_pages == 0
+    play.end(c, *play.resume(*two))
+
+
 @script(strategy="redirect", **TIERS | {"host_slots": 1})
 def test_too_little_host_memory_is_back_pressure(play: Play) -> None:
     a, b = play.admit(T[:5], T[1:6])

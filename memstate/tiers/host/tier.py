@@ -115,6 +115,7 @@ class HostTier:
         backups: Transfers to host memory that are under way, oldest first.
         refused: Number of states that were not saved because host memory had no room.
         unstaged: Number of states that were not saved because staging was full when they were evicted.
+        parting: Whether a request was parked since the newest plan: the forward perhaps still writes its KV pages.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class HostTier:
         self._coming: list[InFlight] = []  # loads for which the work stream does not wait yet
         self.refused = 0
         self.unstaged = 0
+        self.parting = False
         self._told = logs.Repeats(LOG, sums=["tokens"])
         self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
         commands.before_packet(self.await_loads)
@@ -145,6 +147,7 @@ class HostTier:
             before: Tokens of each row before the step. int64 `batch`.
             after: Tokens of each row after the step. int64 `batch`.
         """
+        self.parting = False
         if self.keeps_kv:
             first, end = before // self._page_size, after // self._page_size
             whole = np.flatnonzero(end > first).tolist()

@@ -184,7 +184,7 @@ class Below(Prefetches):
 
         rows: (row, length before the step, length after it).
         """
-        size = self.settings.page_size
+        size, self.parking.parting = self.settings.page_size, False
         self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
 
     def prepare(self) -> None:

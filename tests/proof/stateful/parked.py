@@ -45,13 +45,14 @@ class Away:
 class Parking:
     """The parked requests of one host memory, oldest first.
 
-    leaving: pages without an owner whose bytes are still to be copied.
+    leaving: pages without an owner whose bytes are still to be copied. parting: whether requests have parked since the
+    newest plan.
     """
 
     def __init__(self, below: "Below") -> None:
         self.below, self.model, self.away = below, below.model, list[Away]()
         self.leaving: set[int] = set()
-        self.serial = 0
+        self.serial, self.parting = 0, False
 
     def short(self, leaving: Sequence[Away]) -> tuple[int, int] | None:
         """Returns the numbers of records that are needed and there, if there are too few for states or for rows."""
@@ -63,6 +64,7 @@ class Parking:
 
     def park(self, leaving: Sequence[Away]) -> None:
         below, due = self.below, Due()
+        self.parting = True
         for one in leaving:
             self.away.append(one)
             if one.text:
@@ -76,7 +78,7 @@ class Parking:
 
     def advance(self) -> None:
         """Copies pages that are still on the device, as far as there is room."""
-        if any(map(any, (one.pages for one in self.away))) and not self.model.fencing:
+        if any(map(any, (one.pages for one in self.away))) and not (self.model.fencing and self.parting):
             due = Due()
             for one in self.away:
                 self._lower(one, due, in_turn=True)

@@ -82,6 +82,7 @@ class ParkedRequests:
             logs.event(LOG, logging.WARNING, "parked requests lost", requests=lost)
         for trip in self.trips:
             trip.cancel("lost in recover() or clear()")
+            _tell(trip)
         self.trips.clear()
         while self.above:  # an interrupted `recover` calls this again
             self._allocator.release([self.above.popitem()[0].index])
@@ -308,7 +309,12 @@ class ParkedRequests:
                 trip.done, trip.manifest = True, job.result
                 if trip.manifest is None:  # a read
                     trip.parked, self._of[trip.of] = trip.of, self._of[trip]
-        if trip.why:
-            logs.event(LOG, logging.WARNING, "trip failed", tokens=trip.of.length, why=trip.why)
+        _tell(trip)
         self.drop([trip])
         self.trips.remove(trip)
+
+
+def _tell(trip: Trip) -> None:
+    """Writes a line of the log if a trip that is over has failed."""
+    if trip.why:
+        logs.event(LOG, logging.WARNING, "trip failed", tokens=trip.of.length, why=trip.why)

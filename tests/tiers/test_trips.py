@@ -647,9 +647,9 @@ def test_trips_are_lost_when_host_memory_is_emptied(how: str, write: bool, caplo
     at, trip, hand, _ = begun(write, "queued")
     at.below.clear() if how == "clear" else at.mem.recover(keep=False)
     told = [text for record in caplog.records if "lost" in (text := record.getMessage())]
-    assert told == ["parked requests lost requests=1"]
-    at.text.clear()
     assert trip.done and trip.why == "lost in recover() or clear()" and not at.below.parked.trips
+    assert told == ["parked requests lost requests=1", f"trip failed tokens=11 why={trip.why!r}"]
+    at.text.clear()
     job(hand)  # its thread comes late: it does no work
     at.mem.poll()
     assert trip.parked is None and trip.manifest is None

@@ -246,6 +246,24 @@ def test_objects_of_others_among_the_records_are_neither_counted_nor_deleted(tmp
     assert other.read_bytes() == b"x" * 500
 
 
+def test_a_record_that_another_process_deletes_keeps_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes between the list and the deletion of the records that were written first."""
+    store = Objects(f"file://{tmp_path}", capacity=6400)
+    delete = store._obstore.delete
+
+    def late(of: Any, paths: Any) -> None:
+        if isinstance(paths, list) and paths:
+            delete(of, paths[0])
+        delete(of, paths)
+
+    monkeypatch.setattr(store._obstore, "delete", late)
+    for n in range(90):
+        assert put(store, f"n{n}", record(n)) is DONE
+        assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) <= 6400
+
+
 def test_two_writers_keep_a_capacity_that_counts_records_alone(proxy: Proxy) -> None:
     """The server lists 1 000 objects at a time, and has others' objects below the same prefix."""
     assert proxy.server.ask("PUT", f"/{BUCKET}/shared/others", b"x" * 9999)[0] == 200

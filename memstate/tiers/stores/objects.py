@@ -226,8 +226,12 @@ class Objects:
                 found = sorted((one["last_modified"], one["path"], one["size"]) for one in listed if _is_record(one))
                 room, freed = max(nbytes, capacity // PART), np.cumsum([0, *(size for *_, size in found)])
                 gone = [path for _, path, _ in found[: int(np.searchsorted(freed, freed[-1] + room - capacity))]]
-                with suppress(FileNotFoundError):  # another process has deleted one of them
+                try:
                     self._obstore.delete(self._store, gone)
+                except FileNotFoundError:  # another process has deleted one of them: a folder keeps the others then
+                    for path in gone:
+                        with suppress(FileNotFoundError):
+                            self._obstore.delete(self._store, path)
                 self._left, self.evicted = room, self.evicted + len(gone)
             self._left -= nbytes
 

@@ -401,7 +401,9 @@ class HostTier:
             self._commands.then(Action(begin, kept, pages, [register for register, _ in due.get(self.of_states, ())]))
 
     def await_loads(self) -> None:
-        """Makes the work stream wait for loads that are under way. Called before each packet, action and plan.
+        """Makes the work stream wait for loads that are under way, before anything there reads what they bring.
+
+        Called before each packet, action, plan and save, and where the caller of a fork copies pages.
 
         Syncs: no.
         """

@@ -42,7 +42,7 @@ class Trip:
             why: The reason to note.
         """
         if not self.done:
-            self.done, self.why = True, why
+            self.done, self.why = True, why or "cancelled"
 
 
 def _batches(parts: Sequence[Part], trip: Trip) -> Iterator[tuple[RecordCache, list[tuple[bytes, CachedRecord]]]]:

@@ -548,7 +548,7 @@ def late(at: Station, trip: Trip, clock: Clock) -> None:
 
 
 def cancelled(at: Station, trip: Trip, clock: Clock) -> None:
-    trip.cancel()
+    trip.cancel("")  # it has failed, whatever the reason
 
 
 @pytest.mark.parametrize("end", [late, cancelled])

@@ -60,7 +60,7 @@ class Objects:
     Attributes:
         faults: For each cause, the number of requests that failed with it: HTTP_503, TimedOut, ConnectionRefused, or
             another name that `obstore` gives. EFBIG: a record is larger than the capacity.
-        evicted: Number of records that this process deleted to make room.
+        evicted: Number of records that this process has asked to delete, to make room. Others may delete the same ones.
 
     Raises:
         InvalidArgument: The URL, the capacity or the timeout is not valid.

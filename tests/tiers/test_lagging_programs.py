@@ -20,7 +20,7 @@ from tests.proof.stateful.settings import Digits, Settings
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.sampling import PROOF
 
-SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
+SEED = int(os.environ.get("MEMSTATE_SEED", "4"))
 PROGRAMS = 40 if PROOF else 2
 LATE = {"loads": (1,), "saves": (0,), "both": (0, 1)}  # which streams of `Transfers`
 OFTEN = {"admit": 60, "park": 40, "plan": 40, "serve": 30, "leave": 30, "forget_states": 16, "forget_pages": 16}

@@ -656,7 +656,7 @@ class Model(Cache):
         self.launched(step, send=True)
         rows = [row for entry in step.entries if (row := self.tenant(entry))]
         for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):
-            row.confirmed = min(row.confirmed, entry.whole)
+            row.confirmed = min(row.confirmed, max(0, entry.whole))
         return rows
 
     def snapshots_are_true(self) -> None:

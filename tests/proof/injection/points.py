@@ -7,13 +7,17 @@ from types import FrameType
 from typing import Any
 
 import memstate
+from memstate.tiers.workers import Workers
 
 FOLDER = str(Path(memstate.__file__).parent)
 HOST = ("dispatch.py", "rules.py")  # files of kernels/ that always run on the host
+JOB = Workers._run.__code__  # runs a job, in tests perhaps within a call
 
 
 class Tracer:
     """Counts the points of a call: of each function of memstate that it runs, the entry, every line and the return.
+
+    A job has none. It runs in a thread, where no exception of the caller comes, and one of its own is the store's.
 
     Args:
         at: number of the point at which to raise, from 1; 0: only count.
@@ -38,6 +42,11 @@ class Tracer:
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         path = frame.f_code.co_filename
         if not path.startswith(self.within) or ("/kernels/" in path and not path.endswith(HOST)):
+            return None
+        of: FrameType | None = frame
+        while of is not None and of.f_code is not JOB:
+            of = of.f_back
+        if of is not None:
             return None
         self._point(frame, event)
         return self._trace
